@@ -1,17 +1,17 @@
-"""Many clients on one server: register, meet, send heartbeats, be reset, be gone. Prints one line of JSON.
+"""Load of many clients on one server: registration, barriers, heartbeats, losses. Prints a line of JSON.
 
-Every client has a connection and a session of its own; `simulated_clients.py` says how. The server is a real
-`dmesh serve`, with its state in memory, or on disk with --data-dir.
+The server is a real `dmesh serve`, with its state in memory or, with --data-dir, on disk. The clients are
+simulated (`simulated_clients.py`); each has a connection and a session of its own.
 
     python benchmarks/clients.py --clients 1000 --processes 4
     python benchmarks/clients.py --clients 10000 --heartbeat 300 --ending vanish --check
     python benchmarks/clients.py --failures 2,100,10000   # the table of docs/failures.md
 
-Any error counts: a call that fails, a session that ends, a member that is said to have departed while all are
-there, a member that is not live after the heartbeats. With --check, the limits that the project promises
-count as well: registering and meeting within a minute, the spread of a release, memory per client. With
---failures, real processes are killed, and connections reset and refused for a second, in clusters of these
-sizes; the table says how soon the others hear of it, and `failure_table.py` how it is measured.
+Every error counts: a call that fails, a session that ends, a member that is reported as departed while all
+are there, a member that is not live after the heartbeats. With --check, the project's limits count as well:
+a minute for registration and the first barrier, the spread of a release, memory per client. With --failures,
+real processes are killed, and connections are reset and refused for a second, in clusters of the given
+sizes. The table says how soon the others are told, and `failure_table.py` how that is measured.
 """
 
 from __future__ import annotations
@@ -131,14 +131,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--processes", type=int, default=4)
-    parser.add_argument("--heartbeat", type=float, default=0.0, help="seconds of nothing but heartbeats")
-    parser.add_argument("--resets", type=int, default=0, help="how often all connections are reset at once")
+    parser.add_argument("--heartbeat", type=float, default=0.0, help="seconds of heartbeats alone")
+    parser.add_argument("--resets", type=int, default=0, help="how often all connections are reset")
     parser.add_argument("--ending", choices=("leave", "vanish"), default="leave")
-    parser.add_argument("--check", action="store_true", help="hold the project's limits, too")
-    parser.add_argument("--data-dir", help="keep the server's state there; default: in memory")
-    parser.add_argument("--serve", default="", help="more options of `dmesh serve`, in one argument")
-    parser.add_argument("--profile", help="run the server under cProfile, and write what it found there")
-    parser.add_argument("--failures", metavar="SIZES", help="print the table of kills and flaps instead")
+    parser.add_argument("--check", action="store_true", help="fail if a limit of the project is exceeded")
+    parser.add_argument("--data-dir", help="directory for the server's state; default: in memory")
+    parser.add_argument("--serve", default="", help="additional options of `dmesh serve`, as one argument")
+    parser.add_argument("--profile", help="run the server under cProfile, and write the profile to this file")
+    parser.add_argument("--failures", metavar="SIZES", help="print the table of kills and flaps")
     options = parser.parse_args()
     sizes = [int(size) for size in (options.failures or str(options.clients)).split(",")]
     raise_file_limit(max(sizes) + 500)

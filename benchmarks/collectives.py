@@ -1,14 +1,14 @@
-"""dmesh's collectives beside gloo and MPI, interleaved in one run. Prints a table, writes JSON and a plot.
+"""Speed of dmesh's collectives beside gloo and MPI. Prints a table, writes JSON and a plot.
 
     python benchmarks/collectives.py --prepare                  # make the peers' environments (once)
     python benchmarks/collectives.py                            # everything: about an hour
     python benchmarks/collectives.py --quick                    # fewer sizes and rounds: a few minutes
     python benchmarks/collectives.py --ops allreduce --worlds 2 --systems dmesh,dmesh-pure
 
-Each rank of each system is a process that stays for the whole run; in every round each system has its turn,
-in random order, so that whatever else the machine does strikes all of them. An iteration lasts as long as it
-does on the slowest rank. The ratio of a case is dmesh's time over that of the fastest peer in the same round,
-and of all rounds the median: below 1 dmesh is faster.
+Each rank of each system is a process that stays for the whole run. In every round each system has its turn,
+in random order, so other activity of the machine hits all of them. An iteration lasts as long as on the
+slowest rank. The ratio of a case is dmesh's time divided by that of the fastest peer in the same round; the
+table has the median of all rounds. Below 1, dmesh is faster.
 """
 
 from __future__ import annotations
@@ -161,12 +161,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--ops", default="allreduce,allgather,reduce_scatter,broadcast,alltoall,sendrecv,barrier"
     )
-    parser.add_argument("--sizes", help="bytes")
+    parser.add_argument("--sizes", help="sizes in bytes")
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--budget", type=float, default=0.25, help="seconds of a system in a round of a case")
+    parser.add_argument("--budget", type=float, default=0.25, help="seconds for each system, case and round")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument(
-        "--netns", action="store_true", help="each rank in a network namespace (netns.sh up N)"
+        "--netns", action="store_true", help="put each rank in a network namespace (netns.sh up N)"
     )
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "collectives")
     options = parser.parse_args()

@@ -1,7 +1,7 @@
-"""dmesh in the harness of collectives' benchmarks; see `collectives.py`.
+"""Adapters of dmesh for the harness of the collectives' benchmarks; see `collectives.py`.
 
-The harness starts one process for each rank, with its rank, the number of ranks and a directory that all of
-them see. An adapter has one method for each operation, on arrays that it allocates.
+The harness starts one process for each rank, and tells it its rank, the number of ranks, and a directory
+that all of them see. An adapter has one method for each operation, on arrays that it allocates.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How long the disk takes to sync, and how many changes of keys a second the SQLite store makes durable.
+"""Speed of the disk's sync, and of durable changes of keys in the SQLite store.
 
     python benchmarks/commits.py [DIRECTORY]
 
-One change is three records, as the server writes them: the key, the change for the history, and the answer
-that a retry would get. Each line: changes in one commit, changes a second, and for one change the time of the
-store's thread (CPU) beside the time that passes.
+A change is three records, as the server writes them: the key, the change for the history, and the answer for
+a retry. Each line shows the changes in one commit, changes per second, and for one change the processor time
+of the store's thread and the elapsed time.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""dmesh's coordinator beside JAX's coordination service, in one interleaved run. Prints tables, writes JSON.
+"""Speed of dmesh's coordinator beside JAX's coordination service. Prints tables, writes JSON.
 
     python benchmarks/coordination.py                      # everything, 5 rounds
     python benchmarks/coordination.py --quick              # less of everything, in less than 2 minutes
     python benchmarks/coordination.py --only set,get --clients 32 --systems memory,jax
     python benchmarks/coordination.py --baseline ../other  # another checkout of dmesh, too, as memory@other
 
-Systems: `memory` and `sqlite` are `dmesh serve` with either store and the SDK's own agent; `jax` is jaxlib's
-C++ service and client, from an environment of its own (made at the first use in the user's cache directory).
-Every client is a process. In each round each system has its turn, in rotating order, so that whatever else
-the machine does strikes all of them; the tables have the median of the rounds, their range, and the median of
-the ratios to JAX within a round. What others used of the machine's cores meanwhile is in the last table:
-figures from a machine with much of that are good for their ratios at best.
+Systems: `memory` and `sqlite` are `dmesh serve` with either store and the SDK's own agent. `jax` is jaxlib's
+C++ service and client, in an environment of its own, which is made at the first use in the user's cache
+directory. Every client is a process. In each round each system has its turn, in rotating order, so other
+activity of the machine hits all of them. The tables have the median of the rounds, their range, and the
+median of the ratios to JAX within a round. The last table shows how much of the machine's cores other
+programs used meanwhile: if that is much, only the ratios mean something.
 """
 
 from __future__ import annotations
@@ -354,14 +354,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", default=",".join(METRICS), help=f"some of {','.join(METRICS)}")
     parser.add_argument("--rounds", type=int, help="default 5")
     parser.add_argument("--seconds", type=float, help="length of a key-value phase; default 2")
-    parser.add_argument("--quick", action="store_true", help="2 rounds of less; less than 2 minutes")
+    parser.add_argument("--quick", action="store_true", help="2 rounds with fewer cases; less than 2 minutes")
     parser.add_argument(
-        "--baseline", type=Path, help="another checkout of dmesh to run as well, as NAME@CHECKOUT"
+        "--baseline", type=Path, help="another checkout of dmesh to measure as well, shown as NAME@CHECKOUT"
     )
     parser.add_argument(
-        "--heartbeat-timeout", type=int, default=10, help="JAX's, for detect; its default is 100"
+        "--heartbeat-timeout", type=int, default=10, help="seconds, of JAX in detect; its default is 100"
     )
-    parser.add_argument("--detections", type=int, help="rounds with a killed client; default 5")
+    parser.add_argument("--detections", type=int, help="number of rounds with a killed client; default 5")
     parser.add_argument("--json", type=Path, help="file for all figures; default in the cache directory")
     parser.add_argument("--peers-python", help="an interpreter with jaxlib; default: one is made")
     parser.add_argument("--prepare", action="store_true", help="only make JAX's environment")

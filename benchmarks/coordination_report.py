@@ -1,4 +1,4 @@
-"""Medians, ranges and ratios of what `coordination.py` measured, as tables."""
+"""Tables of the results of `coordination.py`: medians, ranges and ratios."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
-"""The processes of `coordination.py`: clients of one coordination service, or JAX's service itself.
+"""Processes of `coordination.py`: clients of one coordination service, or JAX's service itself.
 
     python benchmarks/coordination_worker.py clients dmesh   # commands on stdin, one JSON object a line
     python benchmarks/coordination_worker.py serve-jax COUNT HEARTBEAT_TIMEOUT
 
-It runs in two environments, ours and one with jaxlib, so it imports neither before it is told which. As
-`clients`, it imports the client library once and forks as many clients as each case needs, before the library
-has started a thread: 128 imports of a second each would measure the file system. Each client is a process
-with a connection of its own. Every phase begins at one instant of the monotonic clock for all of them.
+The program runs in two environments, dmesh's and one with jaxlib, so it imports neither library before a
+command names one. As `clients`, it imports the client library once and then forks as many clients as each
+case needs, before the library has started a thread: 128 imports of a second each would measure the file
+system. Each client is a process with a connection of its own. Every phase begins at the same instant of the
+monotonic clock.
 """
 
 from __future__ import annotations

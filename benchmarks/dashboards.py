@@ -1,29 +1,31 @@
-"""What dashboards cost: how long clients take to meet while others look at a large cluster beside them.
-
-A real `dmesh serve` has a cluster of many simulated members that send heartbeats, with all that they have
-to tell of their progress in each. Eight clients of another cluster meet again and again, in turns without
-and with dashboards open. A dashboard does what the page does with a cluster of more than 500 members: it
-follows the stream of events and reads every four seconds, all at once, the tasks, why the cluster waits and
-what its view shows, and each third time facts of the server. Each dashboard shows another view and looks at
-another time; in turns as short as these, what the server keeps for some seconds has to be worked out in
-each of them.
-
-The server has a processor for itself; members, clients and dashboards share the others, without dashboards
-as with them (`--together`: nobody is told where to run). Members and dashboards yield to the clients that
-meet: they are on other machines. Dashboards take what comes as bytes: measured is the server, not its
-readers.
-
-A turn without is followed by one with, and so on. Prints one line of JSON: percentiles of all turns of a
-kind together; by how much the 99th moves, and between which values that lies in 95 % of the cases if pairs
-of turns are drawn anew from those that were seen; the latter also for turns without dashboards, halved:
-what chance does alone; and the change of the median turn's 99th percentile, on which what else the machine
-does for a while has no influence. Then how much of a processor the server takes while nobody meets, by the
-number of dashboards. `--turns` makes it more exact: all of them take some three minutes as it is.
-
-With `--browser`, chromium opens the page before the same cluster as well and goes through its views: an
-update takes from when an answer is there until it is on the screen.
+"""Cost of dashboards: how long clients take to meet at a barrier while dashboards watch a large cluster.
 
     python benchmarks/dashboards.py --members 1000 --dashboards 3 --browser
+
+A real `dmesh serve` has a cluster of many simulated members, which send heartbeats with full progress
+reports. Eight clients of another cluster meet at barriers, in turns without and with dashboards. A dashboard
+does what the page does for a cluster of more than 500 members: it follows the stream of events, and every
+four seconds reads the tasks, the reason why the cluster waits, and the data of its view, all at once; every
+third time also facts of the server. Each dashboard shows another view, and at other times. The turns are
+short, so data that the server caches for some seconds has to be computed in each of them.
+
+The server has a processor for itself. Members, clients and dashboards share the others, in both kinds of
+turns (with --together, all processes may run anywhere). Members and dashboards have a lower priority than
+the clients that meet, because in reality they are on other machines. Dashboards read answers as bytes: the
+server is measured, not its readers.
+
+Prints a line of JSON:
+
+- percentiles of all turns of each kind;
+- by how much the 99th percentile moves, and the interval that contains this in 95 % of the cases if pairs of
+  turns are drawn anew from those that were measured;
+- the same interval for turns without dashboards, halved: the effect of chance alone;
+- the change of the median turn's 99th percentile, which other activity of the machine does not affect;
+- how much of a processor the server uses while no clients meet, by the number of dashboards.
+
+More --turns make it more exact; a run takes about three minutes. With --browser, chromium opens the page for
+the same cluster and goes through its views. An update lasts from the arrival of an answer until it is on the
+screen.
 """
 
 from __future__ import annotations
@@ -384,9 +386,9 @@ def main() -> None:
     )
     parser.add_argument("--members", type=int, default=1000)
     parser.add_argument("--dashboards", type=int, default=3)
-    parser.add_argument("--turns", type=int, default=20, help="turns without and with dashboards")
-    parser.add_argument("--seconds", type=float, default=4.0, help="length of each")
-    parser.add_argument("--idle", type=float, default=12.0, help="seconds for each processor time")
+    parser.add_argument("--turns", type=int, default=20, help="number of turns of each kind")
+    parser.add_argument("--seconds", type=float, default=4.0, help="length of a turn")
+    parser.add_argument("--idle", type=float, default=12.0, help="seconds to measure processor time")
     parser.add_argument("--together", action="store_true", help="let all processes run on all processors")
     parser.add_argument("--browser", action="store_true", help="measure the page in chromium, too")
     options = parser.parse_args()

@@ -1,12 +1,12 @@
-"""Cost of encryption between peers: calls over messages and dedicated connections within TLS, and without it.
+"""Cost of encryption between peers: calls over messages and over dedicated connections, with and without TLS.
 
     python benchmarks/encryption.py                               # all-reduces of 2 ranks
     python benchmarks/encryption.py --call send --sizes 8,65536   # there and back again
     python benchmarks/encryption.py --ranks 4
 
-Each way is a cluster of its own, over loopback, with default settings but those that make it that way; the
-clusters take turns within seconds. Printed are the medians of the rounds' medians: the time of a call on rank
-0, and the processor time of its process. Needs the extra `security` for the certificates.
+Each way is a cluster of its own, over loopback, with default settings except for those that select the way.
+The clusters take turns within seconds. The table has the medians of the rounds' medians: the time of a call
+on rank 0, and the processor time of its process. Needs the extra `security` for the certificates.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def main() -> None:
     )
     parser.add_argument("--call", default="all_reduce", choices=["all_reduce", "send"])
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--sizes", default="8,1024,65536,1048576,4194304,16777216", help="bytes")
+    parser.add_argument("--sizes", default="8,1024,65536,1048576,4194304,16777216", help="sizes in bytes")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--role", default="main", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -1,13 +1,14 @@
-"""How soon a killed client is noticed, and what a flap costs, by the size of the cluster: a Markdown table.
+"""Table of how soon a killed client is detected, and what a connection flap costs, by cluster size.
 
-Used by `clients.py --failures`. All settings are the defaults. Up to `REAL` clients, each is a process with
-the SDK's own agent; beyond, the ones that are killed are, and the others are simulated.
+`clients.py --failures` prints it, as Markdown. All settings are the defaults. In clusters of up to `REAL`
+clients, each client is a process with the SDK's own agent. In larger ones only the clients that are killed
+are processes, and the others are simulated.
 
-- *kill -9*: one process after another gets SIGKILL. For each, the time until the server declared it lost, by
-  its log, and until the last of the other clients was told.
-- *flap*: all connections are reset, and new ones refused for a second. Real clients have a proxy before them
+- *kill -9*: one process after another gets SIGKILL. For each, the table has the time until the server
+  declared it lost, according to its log, and until the last of the other clients was told.
+- *flap*: all connections are reset, and new ones are refused for a second. Real clients are behind a proxy
   for that; simulated ones close their connections and wait. The time is from the end of the outage until all
-  have passed a barrier.
+  clients have passed a barrier.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""Collectives of several ranks on each of several hosts: flat and hierarchical. Linux, as root.
+"""Speed of flat and hierarchical collectives of several ranks on each of several hosts. Linux, as root.
 
-    python benchmarks/hosts.py                                # 2 hosts of 2 ranks, as fast as it goes
+    python benchmarks/hosts.py                                # 2 hosts of 2 ranks, at full speed
     python benchmarks/hosts.py --rate 1gbit --sizes 1048576,16777216 --kind all_gather
 
-A host is a network namespace and a namespace of process ids, so that its ranks share memory with each other
-and not with those of other hosts; all are joined by a bridge. Both ways take turns in one run. The time of a
-call is that of the slowest rank. `of the line`: the time that the bytes which each host must send need by
-themselves, over the time of the hierarchical one: 2 (H - 1) / H of the array in an all-reduce, and half of it
-in an all-gather and a reduce-scatter, whose size is that of the array of all ranks.
+A host is a network namespace and a namespace of process ids, so its ranks share memory with each other and
+not with ranks of other hosts. A bridge joins all hosts. Both ways take turns in one run. The time of a call
+is that of the slowest rank. The column `of the line` is the time that the network needs for the bytes that
+each host must send, divided by the time of the hierarchical call. These bytes are 2 (H - 1) / H of the array
+in an all-reduce, and half of that in an all-gather and a reduce-scatter, whose size is that of the array of
+all ranks.
 """
 
 from __future__ import annotations
@@ -131,11 +132,11 @@ def main() -> None:
     kinds = ("all_reduce", "all_gather", "reduce_scatter")
     parser.add_argument("--kind", choices=kinds, default="all_reduce")
     parser.add_argument("--hosts", type=int, default=2)
-    parser.add_argument("--ranks", type=int, default=2, help="on each host")
-    parser.add_argument("--rate", help="of the network, as tc has it; unlimited without")
-    parser.add_argument("--sizes", default="262144,1048576,16777216,67108864", help="bytes")
+    parser.add_argument("--ranks", type=int, default=2, help="number of ranks on each host")
+    parser.add_argument("--rate", help="speed of the network, in tc's notation; default: unlimited")
+    parser.add_argument("--sizes", default="262144,1048576,16777216,67108864", help="sizes in bytes")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.3, help="of one way in one round")
+    parser.add_argument("--seconds", type=float, default=0.3, help="seconds for each way and round")
     parser.add_argument("--role", default="main", help=argparse.SUPPRESS)
     options = parser.parse_args()
     sizes = [int(size) for size in options.sizes.split(",")]

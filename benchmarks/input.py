@@ -1,14 +1,14 @@
-"""dmesh's input beside NumPy's own gather, tf.data and torch's DataLoader, in one run. Prints a table.
+"""Speed of dmesh's input beside NumPy's own gather, tf.data and torch's DataLoader. Prints a table.
 
     python benchmarks/input.py                 # 5 rounds; makes the peers' environments at the first use
     python benchmarks/input.py --rows 6000     # arrays that fit into the processor's cache
     python benchmarks/input.py --systems numpy,dmesh --cpu
 
 Every system is a process that stays for the whole run. In each round each system has its turn at a case, in
-random order; the table has the medians of the rounds, and the medians of the ratios within a round. A case is
-one epoch over float32 rows of 784 numbers and their labels, in batches of 128. The last cases have one
-process, and then two at once, which read their shares of every global batch as two workers under DATA do.
-`--cpu` counts the processor's time instead of the clock's, for machines that have other things to do.
+random order. The table has the medians of the rounds, and the medians of the ratios within a round. A case
+is one epoch over float32 rows of 784 numbers and their labels, in batches of 128. The last cases compare one
+process with two at once, which read their shares of every global batch as two workers under DATA do. `--cpu`
+counts processor time instead of elapsed time, for machines that have other work to do.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=60_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--systems", default="numpy,dmesh,tf.data,torch")
-    parser.add_argument("--cpu", action="store_true", help="count processor time")
+    parser.add_argument("--cpu", action="store_true", help="count processor time instead of elapsed time")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:

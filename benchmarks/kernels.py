@@ -1,12 +1,13 @@
-"""How fast the native reductions are: beside a copy, and beside the NumPy calls that they stand for.
+"""Speed of the native reductions beside a copy, and beside the NumPy calls that they replace.
 
     python -m benchmarks.kernels [--ops sum:float32:2:1 ...] [--seconds 0.03]
 
-One line a case: the op, how many inputs are folded into how many outputs, and the size of one array. Then
-GB/s of the kernel for this CPU, the same with outputs past the caches, the kernel for every CPU, and NumPy.
-Then of copies from the begin of a page to 16 bytes after one, as large arrays lie beside mapped memory: the C
-library's, and the project's own, into the caches and past them. Bytes read and bytes written count once each.
-The best of many calls: what one costs that nothing disturbs, with arrays in the caches where they fit.
+Each line is a case: the operation, the numbers of inputs and outputs, and the size of one array, then GB/s
+of the kernel for this CPU, of the same with outputs written past the caches, of the kernel for every CPU,
+and of NumPy. Copies follow, from the begin of a page to 16 bytes after one, as large arrays lie beside
+mapped memory: the C library's, and the project's own, into the caches and past them. Bytes read and bytes
+written count once each. The figures are the best of many calls, with arrays in the caches where they fit:
+the cost of an undisturbed call.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ops", nargs="*", default=CASES, metavar="OP:DTYPE:INPUTS:OUTPUTS")
-    parser.add_argument("--seconds", type=float, default=0.03, help="for each figure")
+    parser.add_argument("--seconds", type=float, default=0.03, help="seconds for each figure")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         kernels = Kernels(build(Path(directory) / "kernels.so", "-O3", "-fPIC", "-shared"))

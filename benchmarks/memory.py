@@ -1,13 +1,13 @@
-"""How near to the memory's speed the collectives of one host are.
+"""Speed of memory, and how close the collectives of one host come to it.
 
-    python benchmarks/memory.py                                              # what memory can do
-    python benchmarks/memory.py --results benchmarks/results/collectives.json   # and what dmesh makes of it
+    python benchmarks/memory.py                                              # the speed of memory
+    python benchmarks/memory.py --results benchmarks/results/collectives.json   # and dmesh's share of it
 
-The model: of all ranks at once, each moves so many bytes, and does nothing else. With arrays in shared
-memory an all-reduce of S bytes on W ranks reads S/W of W arrays and writes S/W of W arrays; an all-gather
-and an all-to-all read S and write S; a reduce-scatter reads S and writes S/W; the receivers of a broadcast
-and of a transfer read S and write S. The speed of that is measured with NumPy: each of W processes copies
-an array of S bytes, again and again, all at the same time.
+In the model, all ranks move a given number of bytes at the same time, and do nothing else. With arrays in
+shared memory an all-reduce of S bytes on W ranks reads S/W of W arrays and writes S/W of W arrays; an
+all-gather and an all-to-all read S and write S; a reduce-scatter reads S and writes S/W; the receivers of a
+broadcast and of a transfer read S and write S. NumPy measures the speed: each of W processes copies an array
+of S bytes, again and again, all at the same time.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--worlds", default="2,4")
-    parser.add_argument("--results", type=Path, help="what collectives.py has written")
+    parser.add_argument("--results", type=Path, help="file that collectives.py wrote")
     options = parser.parse_args()
     results = json.loads(options.results.read_text())["results"] if options.results else []
     for world in map(int, options.worlds.split(",")):

@@ -1,20 +1,20 @@
-"""How much of an asynchronous all-reduce hides behind a matrix product that takes as long.
+"""Share of an asynchronous all-reduce that hides behind a matrix product that takes equally long.
 
     python benchmarks/overlap.py                 # through shared memory
     python benchmarks/overlap.py --tcp           # over TCP, as between hosts
     python benchmarks/overlap.py --mb 16 --rounds 20
     python benchmarks/overlap.py --calls 8       # the array in 8 parts, whose calls are all under way at once
 
-Two ranks. Rank 0 computes and communicates, rank 1 only communicates. NumPy computes in one thread. What is
-printed is (communication + product - both at once) divided by the shorter of both, for a product that takes
-about as long as the communication does alone: 100 % is hidden completely, 0 % is one after the other. In two
-settings:
+There are two ranks: rank 0 computes and communicates, rank 1 only communicates. NumPy computes in one
+thread. The printed share is (communication + product - both at once) divided by the shorter of the two, for
+a product that takes about as long as the communication alone: 100 % is hidden completely, 0 % is one after
+the other. It is measured in two settings:
 
-- *one core is free*: the product has one core, all that communicates the other one, also when it is measured
+- *one core is free*: the product has one core, and all communication the other one, also when it is measured
   alone.
-- *shared*: threads run where the scheduler puts them. Alone, the communication has both cores then. In shared
-  memory it keeps both of them busy, so that three cores' work is to be done on two when the product comes
-  along: of communication that is bound by computing 50 % can hide at best.
+- *shared*: threads run where the scheduler puts them, so the communication alone has both cores. In shared
+  memory it keeps both of them busy, and with the product there is work for three cores on two: at best 50 %
+  of communication that is bound by computing can hide.
 """
 
 from __future__ import annotations
@@ -150,10 +150,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--mb", type=int, default=64, help="size of the array, MiB")
-    parser.add_argument("--calls", type=int, default=1, help="asynchronous calls that carry it, at once")
+    parser.add_argument("--calls", type=int, default=1, help="asynchronous calls into which it is divided")
     parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--tcp", action="store_true", help="share no memory")
-    parser.add_argument("--json", action="store_true", help="print all figures, too")
+    parser.add_argument("--tcp", action="store_true", help="use TCP instead of shared memory")
+    parser.add_argument("--json", action="store_true", help="also print all figures as JSON")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--free", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -3,7 +3,8 @@
     dmesh run -n 2 benchmarks/plans.py
 
 The ways take turns in blocks of 500 calls. The figures are the fastest block's and the median block's, in
-microseconds a call: where the machine has other work, only the fastest one says what the calls cost.
+microseconds per call. If the machine has other work to do, only the fastest block shows the cost of the
+calls.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Table of the schedules of large groups: messages, arrays sent, peers of the busiest rank, and the time.
-
-Nothing is measured: the counts are those of the programs that ranks execute, and the times those of the
-simulator (`dmesh.collectives.schedules.timing`), or of the cost model where a simulation would take too long
-(marked with ~). Its figures are those of the tuning file, or the shipped ones.
+"""Table of the schedules of large groups: messages, bytes and peers of the busiest rank, and the time.
 
     python benchmarks/schedules.py [--sizes 64,1000,4096] [--bytes 1048576]
+
+Nothing is measured. The counts are those of the programs that ranks execute. The times are those of the
+simulator (`dmesh.collectives.schedules.timing`), or of the cost model (marked with ~) where a simulation
+would take too long. Their parameters come from the tuning file, or else from the shipped one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--sizes", default="64,1000,4096", help="numbers of ranks")
-    parser.add_argument("--bytes", type=int, default=1 << 20, help="bytes of an array, all blocks together")
+    parser.add_argument("--bytes", type=int, default=1 << 20, help="bytes of an array, including all blocks")
     options = parser.parse_args()
     sizes = [int(size) for size in options.sizes.split(",")]
     found = tuning.find(os.environ.get("DMESH_TUNING"))

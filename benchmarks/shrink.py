@@ -2,10 +2,10 @@
 
     python benchmarks/shrink.py --ranks 8 --runs 3
 
-In each run, ranks are killed one after the other, until two are left, while all of them repeat an all-reduce
-of 1 MB. Each survivor notes when its call fails, when `shrink` has returned the new group, and when the
-all-reduce in that has its right result. The table has medians and maxima over the last survivor of each kill,
-from the moment before the signal is sent.
+In each run, all ranks repeat an all-reduce of 1 MB, while one after the other is killed, until two are left.
+Each survivor notes when its call fails, when `shrink` has returned the new group, and when the all-reduce in
+that group has the right result. The table has medians and maxima over the kills, of the last survivor each
+time, from the moment before the signal is sent.
 """
 
 from __future__ import annotations

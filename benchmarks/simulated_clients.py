@@ -1,8 +1,8 @@
-"""Simulated clients, thousands to a process, and the server that they talk to; used by `clients.py`.
+"""Simulated clients, thousands in a process, and their server; used by `clients.py`.
 
-Every client has a TCP connection and a session of its own. They speak the protocol over grpc.aio: the SDK's
-own agent has a few threads each, made for one per process, and a thousand of them would measure the machine's
-scheduler.
+Every client has a TCP connection and a session of its own, and speaks the protocol over grpc.aio. The SDK's
+own agent would not do: it has a few threads and is made for one client per process, so a thousand agents
+would measure the machine's scheduler.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Time that imports and `dmesh run` take, beside that of the libraries that they need: a Markdown table.
+"""Time of imports and of `dmesh run`, beside the imports of the required libraries: a Markdown table.
 
     python benchmarks/startup.py --rounds 9
 
-The rows are measured in turn, round after round, so that whatever else the machine does meets all of them.
-Processor time is user and system time of a process and its children; the ratio is to the bare imports of the
+The rows are measured in turn, round after round, so other activity of the machine hits all of them.
+Processor time is user and system time of a process and its children. The ratio is to the bare imports of the
 same run.
 """
 

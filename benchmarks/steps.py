@@ -1,19 +1,19 @@
-"""What a step of a strategy costs, beside the collectives that it makes and beside torch's DDP.
+"""Cost of a strategy's step, beside its collectives and beside torch's DDP.
 
     python benchmarks/steps.py                   # beside DDP if torch's environment is there
     python benchmarks/steps.py --prepare         # makes torch's environment (CPU), once
     python benchmarks/steps.py --quick --tcp     # fewer rounds; without shared memory, as between hosts
     python benchmarks/steps.py --best            # on a busy machine: minima in place of medians
 
-Two clients with one replica each, and two ranks of DDP over gloo: four processes that stay for the whole run,
-of which two work at a time. NumPy and torch compute in one thread each. In each round all cases have their
-turn; what is printed are the medians of the rounds, and the median of each round's ratio.
+Two clients with one replica each, and two ranks of DDP over gloo, are four processes that stay for the whole
+run; two of them work at a time. NumPy and torch compute in one thread each. In each round all cases have
+their turn. The figures are the medians of the rounds, and the median of the rounds' ratios.
 
-- *run*: `strategy.run` of a function that does nothing, and of one that reduces arrays by `all_reduce`; for
-  large arrays beside the group's own `all_reduce_many` or `all_reduce` of the same arrays.
+- *run*: `strategy.run` of a function that does nothing, and of one that calls `all_reduce` on arrays; large
+  arrays are compared with the group's own `all_reduce_many` or `all_reduce` of the same arrays.
 - *gradients*: a step of a multilayer perceptron, forward and backward, whose gradients are averaged over the
   ranks while the rest of the backward pass runs: `begin_all_reduce` beside DDP. The time of communication is
-  that of the step with it, less that of the step without.
+  the time of the step with it minus that of the step without.
 """
 
 from __future__ import annotations
@@ -272,14 +272,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--quick", action="store_true", help="three rounds")
+    parser.add_argument("--quick", action="store_true", help="run three rounds only")
     parser.add_argument("--best", action="store_true", help="print minima, not medians")
-    parser.add_argument("--tcp", action="store_true", help="share no memory")
-    parser.add_argument("--prepare", action="store_true", help="make torch's environment, and end")
+    parser.add_argument("--tcp", action="store_true", help="use TCP instead of shared memory")
+    parser.add_argument("--prepare", action="store_true", help="only make torch's environment")
     parser.add_argument(
-        "--torch", type=Path, default=PEERS / "torch/bin/python", help="Python that has torch"
+        "--torch", type=Path, default=PEERS / "torch/bin/python", help="Python interpreter that has torch"
     )
-    parser.add_argument("--json", action="store_true", help="print all figures, too")
+    parser.add_argument("--json", action="store_true", help="also print all figures as JSON")
     parser.add_argument("--serve", choices=["dmesh", "torch"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:

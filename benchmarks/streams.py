@@ -1,15 +1,15 @@
-"""All-reduces between hosts whose network limits each TCP connection, by streams of a wire. Linux, as root.
+"""Speed of all-reduces by number of streams, on networks that limit each TCP connection. Linux, as root.
 
     python benchmarks/streams.py                              # 250 Mbit/s for each connection
     python benchmarks/streams.py --rate 100mbit --sizes 16777216
     python benchmarks/streams.py --interfaces 2               # 250 Mbit/s for each interface
 
-A host is a network namespace. Both ends of the link between them deal out what they send by the ephemeral
-port of its connection to 256 queues, each of which has the rate (`htb`, `u32`), as a cloud's network limits
-each flow. With several interfaces, each has the rate for all of its connections, and 1 and all of them are
-compared, with as many streams as there are interfaces. They, or numbers of streams, take turns in one run.
-The time of a call is that of the slowest rank. All of it is work of this machine's processors: with rates
-that they cannot shape, more streams are not faster.
+A host is a network namespace. Both ends of the link between the hosts distribute their packets to 256
+queues, by the ephemeral port of the connection. Each queue has the given rate (`htb`, `u32`), like a cloud's
+network that limits each flow. With several interfaces, each interface has the rate for all of its
+connections; one interface is compared with all of them, with as many streams as there are interfaces.
+Numbers of streams, or of interfaces, take turns in one run. The time of a call is that of the slowest rank.
+This machine's processors do all the work: at rates that they cannot shape, more streams are not faster.
 """
 
 from __future__ import annotations
@@ -130,12 +130,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rate", default="250mbit", help="of each connection, as tc has it")
-    parser.add_argument("--sizes", default="16777216,67108864", help="bytes")
-    parser.add_argument("--streams", default="1,2,4", help="of a wire")
-    parser.add_argument("--interfaces", type=int, default=1, help="of a host, in place of streams")
+    parser.add_argument("--rate", default="250mbit", help="speed of each connection, in tc's notation")
+    parser.add_argument("--sizes", default="16777216,67108864", help="sizes in bytes")
+    parser.add_argument("--streams", default="1,2,4", help="numbers of streams to compare")
+    parser.add_argument("--interfaces", type=int, default=1, help="of a host, to compare in place of streams")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--calls", type=int, default=3, help="of one size in one round")
+    parser.add_argument("--calls", type=int, default=3, help="calls for each size and round")
     parser.add_argument("--role", default="main", help=argparse.SUPPRESS)
     options = parser.parse_args()
     sizes = [int(size) for size in options.sizes.split(",")]

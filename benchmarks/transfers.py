@@ -1,10 +1,10 @@
-"""Times of nonblocking sends and receives, beside those of blocking ones and of `permute`.
+"""Time of nonblocking sends and receives, beside blocking ones and `permute`.
 
     python benchmarks/transfers.py               # through shared memory
     python benchmarks/transfers.py --tcp         # over TCP, as between hosts
 
-With two ranks: a pair of blocking `send` and `recv` of 8 B, and a pair of both with `async_op=True`. With
-four ranks: a halo step, in which each rank gives an array to both neighbours in a ring, by nonblocking
+With two ranks: a pair of blocking `send` and `recv` of 8 B, and the same pair with `async_op=True`. With
+four ranks: a halo step, in which each rank sends an array to both neighbors in a ring, by nonblocking
 transfers and by two calls of `permute`. All figures are medians of rounds that take turns, in microseconds.
 """
 
@@ -105,7 +105,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--bytes", type=int, default=8, help="size of the array")
-    parser.add_argument("--tcp", action="store_true", help="share no memory")
+    parser.add_argument("--tcp", action="store_true", help="use TCP instead of shared memory")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:

@@ -1,10 +1,9 @@
-"""Learns to read handwritten digits in several processes at once: data-parallel softmax regression.
+"""Data-parallel softmax regression: several processes learn to read handwritten digits together.
 
     dmesh run -n 4 examples/digits_softmax.py
 
-Each client computes the gradient on its shard of every batch; an all-reduce adds the shards' gradients up,
-so all clients take the same step. At the end the first client does the whole training again by itself and
-compares.
+Each client computes the gradient on its shard of every batch. An all-reduce adds up the shards' gradients, so
+all clients take the same step. At the end, client 0 repeats the training alone and compares the results.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Array = NDArray[np.float64]
 
 
 def load() -> tuple[Array, Array, Array, Array]:
-    """Returns images and one-hot digits to train on, then images and one-hot digits held out."""
+    """Return images and one-hot digits to train on, then held-out images and one-hot digits."""
     table = np.loadtxt(DATA, delimiter=",")
     table = table[np.random.default_rng(SEED).permutation(len(table))]
     images = np.column_stack([table[:, :-1] / 16.0, np.ones(len(table))])  # the last column is for the bias
@@ -36,7 +35,7 @@ def load() -> tuple[Array, Array, Array, Array]:
 
 
 def predict(weights: Array, images: Array) -> Array:
-    """Returns each image's probability of being each digit."""
+    """Return the probability of each digit for each image."""
     scores: Array = images @ weights
     likelihoods: Array = np.exp(scores - scores.max(axis=1, keepdims=True))
     totals: Array = likelihoods.sum(axis=1, keepdims=True)
@@ -44,7 +43,7 @@ def predict(weights: Array, images: Array) -> Array:
 
 
 def batches(count: int, epoch: int) -> Iterator[NDArray[np.int64]]:
-    """Yields the rows of each batch of one epoch, the same on every client."""
+    """Yield the row numbers of each batch of an epoch, the same on every client."""
     order = np.random.default_rng([SEED, epoch]).permutation(count)
     yield from np.split(order, range(BATCH, count, BATCH))
 
@@ -59,7 +58,7 @@ def train(
     after_epoch: Callable[[int, float], None],
     delay: float = 0.0,
 ) -> Array:
-    """Trains on shard `position` of `shards` of every batch; `add_up` sums over the shards."""
+    """Train on shard `position` of the `shards` of every batch; `add_up` sums over the shards."""
     weights = np.zeros((images.shape[1], CLASSES))
     for epoch in range(epochs):
         loss = 0.0
@@ -75,7 +74,7 @@ def train(
 
 
 def main() -> int:
-    """Trains together, checks alone; returns 0 if both agree."""
+    """Train together, then alone for comparison; return 0 if both agree."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--step-delay", type=float, default=0.0, help="seconds to sleep after each step")

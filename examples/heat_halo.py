@@ -1,6 +1,8 @@
-"""The heat equation on a rod cut into parts: neighbors swap edges while the inner points are computed.
+"""Heat equation on a rod that is cut into parts: neighbors exchange edges while they compute inner points.
 
-Start it with `dmesh run -n 4 examples/heat_halo.py`.
+    dmesh run -n 4 examples/heat_halo.py
+
+Client 0 compares the result with that of a single process.
 """
 
 import argparse
@@ -10,16 +12,16 @@ import numpy as np
 import dmesh
 from dmesh.collectives import NULL_PEER
 
-RATE = 0.4  # of diffusion, in squares of a point's width per step; beyond 0.5 the scheme is unstable
+RATE = 0.4  # diffusion per step, in units of the squared point distance; above 0.5 the scheme is unstable
 
 
 def advanced(u: np.ndarray) -> np.ndarray:
-    """Return the points of `u` but the two outer ones, a step later."""
+    """Return the inner points of `u` one step later."""
     return u[1:-1] + RATE * (u[2:] - 2 * u[1:-1] + u[:-2])
 
 
 def alone(rod: np.ndarray, steps: int) -> np.ndarray:
-    """Return the rod after so many steps in one process, with ends that stay at 0."""
+    """Return the rod after `steps` steps, computed by one process. The ends stay at 0."""
     u = np.pad(rod, 1)
     for _ in range(steps):
         u[1:-1] = advanced(u)
@@ -27,7 +29,7 @@ def alone(rod: np.ndarray, steps: int) -> np.ndarray:
 
 
 def together(rod: np.ndarray, steps: int) -> np.ndarray:
-    """Return the same from all clients, each with a part and copies of its neighbors' edges around it."""
+    """Return the same, computed by all clients: each has a part, between copies of its neighbors' edges."""
     world = dmesh.collectives.world()
     parts = np.array_split(rod, world.size)
     u = np.pad(parts[world.rank], 1)  # u[0] and u[-1] are the neighbors' points, or the rod's ends
@@ -42,14 +44,14 @@ def together(rod: np.ndarray, steps: int) -> np.ndarray:
         ]
         inner = advanced(u[1:-1])  # needs no neighbor
         for transfer in transfers:
-            transfer.result()  # as MPI's Wait: the halo is there, and what was sent may be overwritten
+            transfer.result()  # like MPI's Wait: the halo has arrived, and sent points may be overwritten
         first, last = advanced(u[:3]), advanced(u[-3:])
         u[1:2], u[2:-2], u[-2:-1] = first, inner, last
     return world.all_gather(u[1:-1], counts=[len(part) for part in parts])
 
 
 def main() -> None:
-    """Compute the rod in all clients, and compare it with what one process computes."""
+    """Compute the rod with all clients, and compare it with the result of one process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--points", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=500)

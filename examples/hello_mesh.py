@@ -1,4 +1,4 @@
-"""The first program: who is there, a mesh over all devices, a sum over everybody and one along an axis."""
+"""First program: devices, a mesh over all of them, a sum over all clients, and a sum along one axis."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ import dmesh
 with dmesh.session("CPU") as me:  # joins the other clients, and leaves with them
     print(f"client {me.rank} of {me.size} has", *dmesh.local_devices("CPU"))
 
-    # All devices of all clients, as a grid: half of the clients in each row, if they can be halved.
+    # A grid of all devices. If the number of clients is even, each row has half of them.
     rows = 2 if me.size % 2 == 0 else 1
     mesh = dmesh.create_distributed_mesh(
         [("batch", rows), ("model", dmesh.num_global_devices("CPU") // rows)], device_type="CPU"

@@ -1,9 +1,9 @@
-"""k-means on a sharded array: the points are cut along the mesh, the centers are on every device.
+"""k-means on a sharded array: the points are divided over the mesh, the centers are on every device.
 
     dmesh run -n 2 --cpu-devices 2 examples/kmeans_sharded.py
 
-The program is NumPy's; only the layout of the points says that it runs on all devices. Each step moves the
-sums of the clusters alone, which `dmesh.explain` says beforehand. Client 0 compares the result with NumPy's.
+The program is plain NumPy. Only the layout of the points makes it run on all devices. Each step moves nothing
+but the sums of the clusters, as `dmesh.explain` predicts. Client 0 compares the result with NumPy's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CLUSTERS, STEPS = 4, 10
 
 
 def step(points: Any, centers: Any) -> Any:
-    """Return the means of the points that are nearest to each center, of arrays of either kind."""
+    """Return for each center the mean of its nearest points; arrays may be sharded or NumPy's."""
     distances = ((points[:, None, :] - centers[None, :, :]) ** 2).sum(axis=2)
     nearest = distances == distances.min(axis=1, keepdims=True)
     return (nearest.T.astype(float) @ points) / nearest.sum(axis=0)[:, None]
@@ -40,7 +40,7 @@ def main() -> None:
         if me.rank == 0:
             equal = np.allclose(centers.numpy(), alone)
             print(f"centers {centers.numpy().round(1).tolist()}")
-            print(f"{planned} bytes moved in a step, of {values.nbytes} that there are")
+            print(f"each step moves {planned} bytes; the points have {values.nbytes}")
             print(f"equals NumPy's: {'yes' if equal else 'NO'}", flush=True)
 
 

@@ -1,10 +1,10 @@
-"""Learns to read handwritten digits on the eight cores of a TPU system, whose arithmetic is NumPy's.
+"""`TPUStrategy` on the eight logical cores of a TPU system: softmax regression on handwritten digits.
 
     dmesh run -n 2 examples/tpu_strategy_digits.py
 
-Each core is a replica that computes the gradient on its part of every batch; the clients share the cores. The
-weights are a variable that adds up what the replicas assign, so all copies take the same step. At the end the
-first client does the whole training again with a single replica, and compares.
+The clients share the cores, and NumPy computes. Each core is a replica, which computes the gradient on its
+part of every batch. The weights are a variable that adds up the replicas' values, so all copies take the same
+step. At the end, client 0 repeats the training with a single replica and compares the results.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dmesh.data import Dataset
 def train(
     strategy: distribute.Strategy, images: Array, digits: Array, epochs: int, delay: float, report: bool
 ) -> dmesh.Variable:
-    """Trains on all replicas of a strategy; returns the weights."""
+    """Train on all replicas of a strategy; return the weights."""
     with strategy.scope():
         weights = dmesh.Variable(
             np.zeros((images.shape[1], CLASSES)), name="weights", aggregation=dmesh.VariableAggregation.SUM
@@ -54,7 +54,7 @@ def train(
 
 
 def main() -> int:
-    """Trains together, checks alone; returns 0 if both agree."""
+    """Train on all replicas, then on one for comparison; return 0 if both agree."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--step-delay", type=float, default=0.0, help="seconds to sleep after each step")

@@ -26,7 +26,7 @@ DMeshError
 │   └── MeshMismatchError (ValueError)
 ├── InputModeError (NotImplementedError), OutOfRangeError (IndexError), RemoteInputError (RuntimeError)
 ├── MissingExtraError (ImportError), NativeCoreError (ImportError)
-├── AddressInUseError (OSError)
+├── AddressInUseError (OSError), HostError (ConnectionError), SharedMemoryError (MemoryError)
 ├── EngineError (RuntimeError), RankFailedError (RuntimeError)
 ├── KeptClientsError (RuntimeError), CellError (RuntimeError)
 ├── CoordinationError (RuntimeError)
@@ -88,7 +88,7 @@ class NotInitializedError(DMeshError, ValueError):
 
 
 class CheckpointError(DMeshError, ValueError):
-    """A checkpoint is not there, is damaged, or does not fit what it is restored to; nothing was changed."""
+    """A checkpoint is missing, is damaged, or does not fit what it is restored to; nothing was changed."""
 
 
 class DatasetError(DMeshError, ValueError):
@@ -96,11 +96,11 @@ class DatasetError(DMeshError, ValueError):
 
 
 class FileFormatError(DatasetError):
-    """A data file does not hold what was expected of it.
+    """The content of a data file is not what was expected.
 
     Attributes:
         path: The file.
-        line: The line, counted from 1; None if the file has no lines, or it is about all of it.
+        line: The line, counted from 1; None if the file has no lines, or all of it is wrong.
     """
 
     def __init__(self, message: str, path: str = "", line: int | None = None) -> None:
@@ -122,7 +122,7 @@ class UnshardableSourceError(ShardingError, LookupError):
 
 
 class InputModeError(DMeshError, NotImplementedError):
-    """An option of distributed input that this kind of strategy or function does not have."""
+    """This kind of strategy or function does not support an option of distributed input."""
 
 
 class OutOfRangeError(DMeshError, IndexError):
@@ -130,7 +130,7 @@ class OutOfRangeError(DMeshError, IndexError):
 
 
 class RemoteInputError(DMeshError, RuntimeError):
-    """Another worker's input failed, so that no worker can go on.
+    """Another worker's input failed, so no worker can go on.
 
     Attributes:
         worker: Index of the worker.
@@ -158,11 +158,11 @@ class ArrayError(DMeshError, RuntimeError):
 
 
 class ImplicitGatherError(ArrayError, TypeError):
-    """An operation would make an array larger on each device than its layout says, without being told to."""
+    """An operation would make an array larger on each device than its layout says, which is not allowed."""
 
 
 class UnshardableError(ArrayError, TypeError):
-    """An operation, an argument or a device is not one that sharded arrays have."""
+    """Sharded arrays do not support an operation, an argument or a device."""
 
 
 class MeshMismatchError(ArrayError, ValueError):
@@ -170,7 +170,7 @@ class MeshMismatchError(ArrayError, ValueError):
 
 
 class ArgumentTypeError(DMeshError, TypeError):
-    """An argument is of a type that does not do."""
+    """An argument has the wrong type."""
 
 
 class ClusterSpecError(DMeshError, ValueError):
@@ -178,11 +178,11 @@ class ClusterSpecError(DMeshError, ValueError):
 
 
 class DuplicateTaskError(DMeshError, KeyError):
-    """Two cluster specs that are to be one have the same task."""
+    """Two cluster specs that are to be merged have the same task."""
 
 
 class ResolverError(DMeshError, RuntimeError):
-    """A cluster resolver cannot say who belongs to the cluster: its system is not there, or not ready."""
+    """A cluster resolver cannot tell who belongs to the cluster: its system is missing, or not ready."""
 
 
 class ClusterNotReadyError(ResolverError):
@@ -190,11 +190,11 @@ class ClusterNotReadyError(ResolverError):
 
 
 class ClusterLookupError(ResolverError, ValueError):
-    """The service that manages the cluster does not know what was asked for, or answers nonsense."""
+    """The service that manages the cluster does not know what was asked for, or its answer makes no sense."""
 
 
 class ClusterLookupDeniedError(ClusterLookupError, PermissionError):
-    """The service that manages the cluster refuses this program's credentials, or has none to look at."""
+    """The service that manages the cluster refused this program's credentials, or got none."""
 
 
 class ClusterLookupUnavailableError(ClusterLookupError, ConnectionError):
@@ -210,7 +210,7 @@ class CoordinateError(TopologyError, IndexError):
 
 
 class TpuNotFoundError(DeviceError, RuntimeError):
-    """A TPU system was asked for, but nobody has described one, or none is initialized."""
+    """A TPU system was requested, but none is described or initialized."""
 
 
 class MissingExtraError(DMeshError, ImportError):
@@ -230,7 +230,7 @@ class AddressInUseError(DMeshError, OSError):
 
 
 class EngineError(DMeshError, RuntimeError):
-    """Dask or Ray cannot run the ranks of a `dmesh.launch`: too few workers, or no dmesh there."""
+    """Dask or Ray cannot run the ranks of a `dmesh.launch`: too few workers, or no dmesh on them."""
 
 
 class RankFailedError(DMeshError, RuntimeError):
@@ -317,7 +317,7 @@ class MemberInfo(Protocol):
 
 
 class CoordinationError(DMeshError, RuntimeError):
-    """The coordination server refused, or a cluster's state does not allow what was asked.
+    """The coordination server refused a request, or the state of the cluster does not allow it.
 
     Attributes:
         members: The clients that are missing, were lost, or are in the way.
@@ -350,13 +350,13 @@ class FencedError(CoordinationError):
 
 
 class LimitExceededError(CoordinationError):
-    """A limit of the server (size, count, quota) would be passed."""
+    """A limit of the server (size, count, quota) would be exceeded."""
 
 
 class StoreUnavailableError(CoordinationError):
     """The coordination server cannot write to its store, for example because its disk is full.
 
-    What it promised before holds, and reads go on; nothing can be changed until there is room again.
+    Acknowledged changes are safe and reads go on, but nothing can be changed until there is room again.
     """
 
 
@@ -365,13 +365,12 @@ class StoreLostError(CoordinationError, LookupError):
 
     The store is empty, an older copy, or another cluster's: keys, counters and revisions are gone or older.
     Raised once by the next key-value call of each thread, by each that was under way, and by every watch.
-    Later calls use the store that there is; only where another cluster holds this process's place, the error
-    is final.
+    Later calls use the new store. The error is final only if another cluster holds this process's task slot.
     """
 
 
 class AuthenticationError(CoordinationError, PermissionError):
-    """The coordination server asks for a token, and got none, or not one of its own."""
+    """The coordination server wants a token, and got none or an invalid one."""
 
 
 class PermissionDeniedError(CoordinationError, PermissionError):
@@ -427,7 +426,7 @@ class LockTimeoutError(CoordinationError, TimeoutError):
 
 
 class WaitTimeoutError(CoordinationError, TimeoutError):
-    """What was waited for did not happen in time."""
+    """A wait ended by its time-out."""
 
 
 class WatchCompactedError(CoordinationError):
@@ -465,7 +464,7 @@ class CollectiveTimeoutError(CollectiveError, TimeoutError):
 
 
 class CollectiveTypeError(CollectiveError, TypeError):
-    """An array's dtype has no meaning for the operation."""
+    """The operation is not defined for an array's dtype."""
 
 
 class CollectiveValueError(CollectiveError, ValueError):
@@ -489,11 +488,11 @@ class PeerAuthenticationError(CollectiveError, ConnectionError):
 
 
 class KeptClientsError(DMeshError, RuntimeError):
-    """A notebook's clients do not run, have ended, or are not as many as asked for."""
+    """A notebook's clients are not running, have ended, or are of another number than requested."""
 
 
 class CellError(DMeshError, RuntimeError):
-    """A notebook's cell, or what was asked of its variables, failed on a client.
+    """A notebook's cell, or a request for its variables, failed on a client.
 
     Attributes:
         ranks: Ranks that failed, the one where it began first.
@@ -509,21 +508,21 @@ class CellError(DMeshError, RuntimeError):
 
 
 class StrategyError(DMeshError, RuntimeError):
-    """Something of `dmesh.distribute` was called where it cannot be, or a replica failed."""
+    """A function of `dmesh.distribute` was called where it cannot be, or a replica failed."""
 
 
 class StrategyTypeError(StrategyError, TypeError):
-    """An argument of something in `dmesh.distribute` has the wrong type."""
+    """An argument of a function of `dmesh.distribute` has the wrong type."""
 
 
 class StrategyValueError(StrategyError, ValueError):
-    """An argument of something in `dmesh.distribute` cannot be; nothing was changed."""
+    """An argument of a function of `dmesh.distribute` has an impossible value; nothing was changed."""
 
 
 class RemoteFunctionError(StrategyError):
     """A function that a `ClusterCoordinator` had scheduled failed on a worker.
 
-    It is also an instance of the built-in error, or of dmesh's, that the function raised, as `ValueError`.
+    It is also an instance of the built-in or dmesh error that the function raised, such as `ValueError`.
 
     Attributes:
         client: The worker's client id.
@@ -559,7 +558,7 @@ class ReplicaMismatchError(ReplicaError, ValueError):
 
 
 class ReplicaTimeoutError(ReplicaError, TimeoutError):
-    """A replica did not come to where the others waited for it."""
+    """A replica did not arrive where the others waited for it."""
 
 
 __all__ = sorted(

@@ -4,6 +4,7 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import pydoc
 import re
 import subprocess
 import sys
@@ -140,6 +141,7 @@ def test_docstrings_of_collectives_describe_every_argument(name):
     assert not missing
     assert said.count("\nArgs:\n") == bool(inspect.signature(function).parameters)
     assert said.count("\nRaises:\n") == 1
+    assert "\n    Raises:\n" in pydoc.render_doc(function, renderer=pydoc.plaintext), "`help` shows it"
 
 
 def test_type_checkers_see_what_is_there():

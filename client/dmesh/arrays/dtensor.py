@@ -190,7 +190,7 @@ class DTensor:
         """Return a replicated array as a NumPy array, as TensorFlow's `numpy()` does.
 
         Raises:
-            ImplicitGatherError: The array is sharded, and the policy forbids to gather it.
+            ImplicitGatherError: The array is sharded, and the policy forbids gathering it.
         """
         return self.__array__()
 

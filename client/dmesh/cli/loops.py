@@ -57,7 +57,7 @@ def loop_views(picture: Picture) -> list[LoopView]:
 
 
 def time_left(loop: pb.LoopProgress, age: float) -> float | None:
-    """Return the seconds that a rank needs to get through a loop; None if nobody knows.
+    """Return the seconds that a rank needs to get through a loop; None if unknown.
 
     Args:
         loop: What it said.

@@ -55,7 +55,7 @@ class Bar:
         Args:
             what: What is being done.
             done: How much of it is.
-            total: How much there is to do; None if nobody knows.
+            total: How much there is to do; None if unknown.
         """
         if self._progress is None:
             return

@@ -5,8 +5,7 @@ total = dmesh.collectives.all_reduce(gradients)                   # of all clien
 rows = dmesh.collectives.all_gather(x, group=mesh.group("batch"))  # of those along a mesh dimension
 ```
 
-`dmesh.collectives.api` says what holds for all of them: dtypes, `out=`, time-outs, asynchronous calls,
-errors.
+`dmesh.collectives.api` has the rules for all of them: dtypes, `out=`, time-outs, asynchronous calls, errors.
 """
 
 from __future__ import annotations

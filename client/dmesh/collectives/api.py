@@ -1,6 +1,6 @@
 """Collectives as functions: on the world of the running cluster, or on the group that is named.
 
-What holds for all of them:
+Rules for all of them:
 
 * All members of the group must call the same function, with arrays of the same dtype and shape and the same
   arguments, in the same order. A mismatch is a `CollectiveMismatchError` on every rank.
@@ -13,16 +13,16 @@ What holds for all of them:
   memoryview) are taken as they are, without a copy, also as `out`. Results are NumPy arrays, or `out`.
 * `root`, `src` and `dst` are positions in the group, which for the world are client ids.
 * `out` takes the result in place of a new array: same dtype and shape, and writable. It is returned. What it
-  holds after an error is not defined. It may overlap the input, which is copied first if necessary. That is
-  not so where both are the same array, except in `all_to_all` and `permute`, or where one of them is this
+  holds after an error is not defined. It may overlap the input, which is copied first if necessary. No
+  copy is made if both are the same array (except in `all_to_all` and `permute`), or if one of them is this
   rank's own block of the other: `all_gather(out[rank], out=out)`, `reduce_scatter(x, out=x[rank])`.
 * `timeout` is in seconds from when the call begins; None means the cluster's `DMESH_COLLECTIVE_TIMEOUT`.
   Running out of time is an error on all ranks.
 * With `async_op=True` the function returns a future of the result at once: a `concurrent.futures.Future`,
   with `wait()` for `result()`. A group's asynchronous calls are carried out one after the other by a thread
   of its own. Leave arrays alone until the future is done. It cannot be cancelled.
-* Nothing is sent before the arguments have been checked. After any other error the group cannot be used any
-  more, before all its members `reset` it, or the survivors `shrink` it.
+* Nothing is sent before the arguments have been checked. After any other error the group cannot be used
+  until all its members `reset` it, or the survivors `shrink` it.
 * Arrays on GPUs (`cupy.ndarray`) go through NCCL, and so do their results: `all_reduce`, `reduce`,
   `broadcast`, `all_gather`, `reduce_scatter`, `all_to_all`, `send` and `recv` take them. docs/gpu.md says
   what is different then.
@@ -61,7 +61,7 @@ _ARGUMENTS = {
     "        `Op`; see `dmesh.collectives.operators`.",
     "out": "Takes the result.",
     "serializer": "Encoding in place of MessagePack: a module or object with `dumps` and `loads`, such as\n"
-    "        `json`, or a pair of these functions. With `pickle`, whoever can send can run code here.",
+    "        `json`, or a pair of these functions. With `pickle`, every sender can run code here.",
     "group": "Ranks that take part; None for all clients.",
     "timeout": "Seconds; None for the cluster's limit.",
     "async_op": "True to return a future at once.",

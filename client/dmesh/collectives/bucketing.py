@@ -89,19 +89,19 @@ def all_reduce_many(
 ) -> Any:
     """Reduce each of many arrays as `all_reduce` does, but in as few collectives as possible.
 
-    The results have the same bits, but where several clients on each of several hosts fold large arrays row
-    by row (see docs/tcp.md): together they may be large enough for that, and one by one not.
+    The results have the same bits, except where several clients on each of several hosts fold large arrays
+    row by row (see docs/tcp.md): together they may be large enough for that, and one by one not.
 
     Args:
         arrays: This rank's contributions: any number, of any shapes and dtypes; equal in number, shapes and
             dtypes on all ranks, and in the same order.
-        op: As for `all_reduce`, but for those with a location and those of the user's own.
+        op: As for `all_reduce`, except operations with a location and your own ones.
         group: Ranks that take part; None for all clients.
         out: Arrays for the results, one for each; None for new ones. Results that share a bucket then share
             one piece of memory, which lives as long as any of them.
         bucket_bytes: Bytes that are sent together at most; an array that is larger is sent by itself. Must be
             the same on all ranks.
-        timeout: Of each of the collectives, seconds; see the module `api`.
+        timeout: Seconds for each of the collectives; None for the cluster's limit.
         async_op: Return a future of the results at once. The arrays may be changed when it is done.
 
     Returns:
@@ -200,7 +200,7 @@ class PlannedAllReduceMany:
 
         Args:
             arrays: This rank's contributions, which are copied into `inputs`; None for what is there.
-            timeout: Of each of the collectives, seconds; see the module `api`.
+            timeout: Seconds for each of the collectives; None for the cluster's limit.
             async_op: Return a future at once.
 
         Returns:
@@ -256,7 +256,7 @@ def plan_all_reduce_many(
 
     Args:
         like: Have the dtypes and shapes of the contributions.
-        op: As for `all_reduce`, but for those with a location and those of the user's own.
+        op: As for `all_reduce`, except operations with a location and your own ones.
         group: Ranks that take part; None for all clients.
         bucket_bytes: As for `all_reduce_many`.
 

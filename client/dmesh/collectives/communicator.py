@@ -543,7 +543,7 @@ class Communicator:
 
 
 def world() -> Group:
-    """Return the group of all clients, on which collectives work that are given no other.
+    """Return the group of all clients, which is the default group of all collectives.
 
     Raises:
         NotInitializedError: The system has not been initialized.
@@ -552,9 +552,9 @@ def world() -> Group:
 
 
 def new_group(ranks: Iterable[int], name: str = "") -> Group:
-    """Make a group of some clients. All of them must do so, and nobody else.
+    """Make a group of some clients. All of these must call this, and no other client.
 
-    Members do not talk to each other here. A group of the same ranks and name that is made again is another
+    Members do not communicate in this call. A group of the same ranks and name that is made again is another
     group; all members must make them in the same order.
 
     Args:

@@ -36,7 +36,7 @@ def broadcast(
     """Copy the root's array to every rank.
 
     The other ranks must say what they will receive with an array of the same dtype and shape; its elements
-    are not looked at and not changed, unless it is `out`, too.
+    are neither read nor changed, unless it is also `out`.
 
     Args:
         x: On the root, the array; on the others, one like it.
@@ -77,8 +77,8 @@ def all_gather(
             ranks do not know each other's. The axis is 0 then, unless it is given.
 
     Returns:
-        The arrays in the order of ranks: shape `(size, *x.shape)`, or `x.shape` with `axis` as many times as
-        long, or as long as all arrays together.
+        The arrays in the order of ranks. Stacked arrays have the shape `(size, *x.shape)`; joined ones are
+        along `axis` as long as all arrays together.
     """
     return resolve(group).perform(timeout, async_op, "all_gather", x, out, axis=axis, counts=counts)
 
@@ -218,7 +218,7 @@ def all_to_all(
             not know them: they are exchanged in any case.
 
     Returns:
-        The blocks in the order of ranks, joined: with equal blocks, an array of the same shape.
+        The blocks, joined in the order of ranks. With equal blocks, this is an array of the same shape.
     """
     return resolve(group).perform(
         timeout, async_op, "all_to_all", x, out, axis=axis, counts=counts, recv_counts=recv_counts

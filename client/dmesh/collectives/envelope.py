@@ -36,7 +36,7 @@ class Wildcard(enum.Enum):
 ANY_SOURCE: Final[Literal[Wildcard.ANY_SOURCE]] = Wildcard.ANY_SOURCE
 """As `src`: receive from whichever rank has sent."""
 ANY_TAG: Final[Literal[Wildcard.ANY_TAG]] = Wildcard.ANY_TAG
-"""As `tag` of a receive: whatever the sender has given."""
+"""As `tag` of a receive: any tag."""
 NULL_PEER: Final[Literal[Wildcard.NULL_PEER]] = Wildcard.NULL_PEER
 """As `src` or `dst`, at the edge of a mesh: nothing is sent, and nothing received."""
 

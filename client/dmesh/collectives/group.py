@@ -65,10 +65,10 @@ class Group(ProcessGroup):
     (`send`, `recv`) between different pairs of ranks, are counted separately and may be used by different
     threads at once.
 
-    The first failure of a group is the failure of all its members and of all later calls: ranks that have
-    lost step cannot find it again. Other groups go on. All members together can `reset` the group if nobody
-    was lost; else the survivors `shrink` it to another group. When lost clients have been replaced and all
-    have met at a barrier (`Communicator.renew`), every group begins anew.
+    The first failure of a group fails it on all members, and all later calls with it, because its ranks are
+    out of step. Other groups go on. If no member was lost, all members together can `reset` the group;
+    otherwise the survivors `shrink` it to another group. When lost clients have been replaced and all have
+    met at a barrier (`Communicator.renew`), every group begins anew.
 
     Groups are made by `dmesh.collectives.new_group`, `split` and `Mesh.group`. Their methods are the
     functions of `dmesh.collectives`, with `group=` this group.

@@ -1,4 +1,4 @@
-"""Collectives of objects: plain values of any size, which need not be alike on all ranks; `api` says more.
+"""Collectives of objects: plain values of any size, which may differ between ranks. `api` has all rules.
 
 Objects are None, bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, dates and times,
 and NumPy arrays and scalars, also inside one another. They are encoded with MessagePack: nothing is pickled,

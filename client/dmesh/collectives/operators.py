@@ -1,4 +1,4 @@
-"""Reductions of the user's own, and minimum and maximum with their location.
+"""Your own reductions, and minimum and maximum with their location.
 
 | op | contributions | result |
 |---|---|---|
@@ -38,7 +38,7 @@ _UFUNCS: dict[Any, str] = {
 
 @dataclass(frozen=True)
 class Op:
-    """Reduction of the user's own: a function of two arrays.
+    """User-defined reduction: a function of two arrays.
 
     ```python
     product = Op(np.matmul, name="product")  # of one matrix on each rank, in the order of ranks

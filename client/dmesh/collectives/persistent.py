@@ -123,7 +123,7 @@ class Plan(_PlannedCall):  # type: ignore[misc]
 
             Args:
                 x: This rank's contribution, like the planned one; None for the content of `input`.
-                timeout: Seconds; see the module `api`.
+                timeout: Seconds; None for the cluster's limit.
                 async_op: Return a future at once.
 
             Returns:

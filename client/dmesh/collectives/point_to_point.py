@@ -1,4 +1,4 @@
-"""Transfers between two ranks; `api` says what holds for all functions.
+"""Transfers between two ranks; `api` has the rules for all functions.
 
 ```python
 send(x, right, tag=1)
@@ -60,12 +60,12 @@ def send(
 
     In the blocking form it returns once the array may be changed. An array of up to 16 KiB is buffered, so
     that this can be before the receiver's call: the first one that has not been received never waits. A
-    larger one waits for the receiver, over whatever medium. Two ranks that both send a large array first
-    wait for each other until their time runs out: use `sendrecv`, `async_op=True`, or `permute`.
+    larger one waits for the receiver, over every medium. Two ranks that both send a large array first wait
+    for each other until their time runs out: use `sendrecv`, `async_op=True`, or `permute`.
 
     Sends and receives of two ranks match in their order, in each direction and for each tag by itself. With
     `async_op=True` the array may be changed when the future is complete. The transfer progresses whether or
-    not somebody waits for it; a thread that waits for the future drives it itself, which is fastest.
+    not a thread waits for it; a thread that waits for the future drives it itself, which is fastest.
 
     Args:
         x: The array.

@@ -30,7 +30,7 @@ def agree(flag: bool | int, group: Group | None = None, timeout: float | None = 
         A bool or an integer, as the flag is.
 
     Raises:
-        CollectiveError: The others have taken this rank for lost and gone on, or there is no coordination
+        CollectiveError: The others consider this rank lost and have gone on, or there is no coordination
             service.
         CollectiveMismatchError: Another rank called something else, or gave a flag of another type.
         CollectiveTimeoutError: A member that is not known to be lost did not come; `missing` has it.
@@ -65,7 +65,7 @@ def shrink(group: Group | None = None, timeout: float | None = None) -> Group:
             limit.
 
     Raises:
-        CollectiveError: The others have taken this rank for lost and gone on, or there is no coordination
+        CollectiveError: The others consider this rank lost and have gone on, or there is no coordination
             service.
         CollectiveMismatchError: Another rank called `agree`.
         CollectiveTimeoutError: A member that is not known to be lost did not come; `missing` has it.
@@ -75,7 +75,7 @@ def shrink(group: Group | None = None, timeout: float | None = None) -> Group:
 
 
 def reset(group: Group | None = None, timeout: float | None = None) -> None:
-    """Make a group work again after an error in which nobody was lost.
+    """Make a group work again after an error in which no member was lost.
 
     All members must call it: after a mismatch, a time-out, or an exception or Ctrl-C on one of them. It ends
     what is under way in the group, and returns when all have come. Nothing that was sent before reaches a

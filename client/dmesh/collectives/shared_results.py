@@ -72,7 +72,7 @@ class SharedPlan(ABC):
         Args:
             x: This rank's contribution, of a broadcast the root's array; None for the content of `input`. It
                 is not changed.
-            timeout: Seconds; see the module `api`.
+            timeout: Seconds; None for the cluster's limit.
 
         Returns:
             A read-only array, which holds until the next call.
@@ -232,7 +232,7 @@ def plan_shared_all_reduce(
 
     Args:
         like: Has dtype and shape of the contributions.
-        op: As for `all_reduce`, but for those with a location and those of the user's own.
+        op: As for `all_reduce`, except operations with a location and your own ones.
         group: Ranks that take part; None for all clients.
 
     Raises:

@@ -84,7 +84,7 @@ def full_job_name(task_id: int | None = None) -> str:
 def heartbeat_enabled() -> bool:
     """Returns whether `DTENSOR_ENABLE_HEARTBEAT` is on, which is the default.
 
-    It is a statement for programs that ask; the coordination service notices a dead client in any case.
+    This is for programs that ask; the coordination service detects dead clients in any case.
 
     Raises:
         ConfigurationError: The value is neither a yes nor a no.

@@ -1,4 +1,4 @@
-"""The coordination service, for scripts: barriers, keys and values, and who is there.
+"""Coordination service for programs: barriers, keys and values, members of the cluster.
 
 Everything acts on the cluster that `dmesh.initialize_accelerator_system` joined. In local mode, a coordinator
 for this process alone is started at the first use.
@@ -12,8 +12,8 @@ coordination.barrier("loaded", timeout=60)
 ```
 
 Values are `str` or `bytes` when they are set, where a `str` stands for its UTF-8 encoding, and `bytes` when
-they are read; `encoding="utf-8"` makes them `str`. Every call that waits says every 10 seconds for whom, can
-be ended by Ctrl-C, and survives a restart of the coordinator.
+they are read; `encoding="utf-8"` makes them `str`. Every call that waits reports every 10 seconds which
+clients it waits for, can be ended by Ctrl-C, and survives a restart of the coordinator.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ def key_value_get(key: str, timeout: float | None = None, *, encoding: str) -> s
 
 
 def key_value_get(key: str, timeout: float | None = None, *, encoding: str | None = None) -> str | bytes:
-    """Read a key, waiting for somebody to set it.
+    """Read a key; wait until it is set.
 
     Args:
         key: The key.
@@ -276,7 +276,7 @@ def key_value_list(prefix: str) -> Snapshot:
     """Read all keys that start with `prefix` in one call, all at one revision; empty for all keys.
 
     Returns:
-        A dictionary sorted by key, with the revision as an attribute: `watch(prefix, listed.revision + 1)`
+        A dictionary sorted by key, with the revision as an attribute. `watch(prefix, listed.revision + 1)`
         goes on where it ends.
     """
     return _agent().key_value_list(prefix)
@@ -353,9 +353,9 @@ def transaction(
         otherwise: Operations that are carried out if one of the conditions does not hold.
 
     Returns:
-        An object that is true if all conditions held. Its `results` has one item for each operation: the
-        revision for a `Put`, the number of keys for a `Delete`, the sum for an `Increment`, a `Snapshot` for
-        a `Get`.
+        An object that is true if all conditions held. Its `results` has one item for each operation, which is
+        the revision for a `Put`, the number of keys for a `Delete`, the sum for an `Increment`, a `Snapshot`
+        for a `Get`.
 
     Raises:
         KeyTypeError: A value is neither str nor bytes, or is to be incremented and no integer.
@@ -427,7 +427,7 @@ def epoch() -> int:
 
 
 def wait_for_epoch(after: int, timeout: float | None = None) -> int:
-    """Wait until the cluster's epoch is larger than `after`, and return it: somebody has come or gone.
+    """Wait until the cluster's epoch is larger than `after`, and return it: a client has come or gone.
 
     ```python
     from dmesh import coordination
@@ -442,7 +442,7 @@ def wait_for_epoch(after: int, timeout: float | None = None) -> int:
         timeout: Seconds to wait; 0 not to wait, None for no limit.
 
     Raises:
-        WaitTimeoutError: Nobody came or went in time.
+        WaitTimeoutError: No client came or went in time.
         CoordinatorUnavailableError: The coordinator has been silent for too long.
     """
     with TRACKER.during(f"waiting for the epoch after {after}"):
@@ -474,10 +474,10 @@ def rejoined() -> bool:
 
 
 def progress() -> None:
-    """Note that this process gets on, in a long stretch of work without barriers or collectives.
+    """Report progress during a long section of work without barriers or collectives.
 
-    A process that others have been waiting for, and that did nothing of this kind meanwhile, is reported to
-    all as stuck, with its stack. Costs less than a microsecond: nothing is sent until the next heartbeat.
+    A process that others wait for, and that makes no progress meanwhile, is reported to all as stuck, with
+    its stack. Costs less than a microsecond: nothing is sent until the next heartbeat.
     """
     TRACKER.mark()
 
@@ -499,10 +499,9 @@ def reached_preemption_sync_point(step: int) -> bool:
             break
     ```
 
-    It takes microseconds as long as nobody announced anything. When somebody did, it waits until all clients
-    have said where they are, which each does by itself once it has called this function; a client that is
-    lost is done without. A client that took the place of a lost one and was not there when the step was
-    agreed on keeps to it, too.
+    It takes microseconds until a preemption is announced. Then it waits until all clients have reported their
+    step, which each does by itself once it has called this function; lost clients no longer count. A client
+    that took the place of a lost one and was not there when the step was agreed on keeps to it, too.
 
     Args:
         step: The number of this step.
@@ -525,7 +524,7 @@ def announce_preemption(reason: str = "") -> None:
 
 
 def add_preemption_listener(listener: Callable[[PreemptionNotice], object]) -> None:
-    """Add a function to call when somebody announces a preemption, on a thread of dmesh."""
+    """Add a function to call when a client announces a preemption, on a thread of dmesh."""
     _agent().preemption.add_listener(listener)
 
 
@@ -533,8 +532,8 @@ def handle_preemption_signals(signals: Collection[int] = (signal.SIGTERM,)) -> N
     """Make signals to this process announce its preemption, instead of ending it at once.
 
     A handler that is there already is called, too. The process has to end by itself: see
-    `reached_preemption_sync_point`. When dmesh is shut down, the signals mean again what they did before.
-    Call it in the main thread, after `dmesh.initialize_accelerator_system`.
+    `reached_preemption_sync_point`. Shutting dmesh down restores the former handlers. Call it in the main
+    thread, after `dmesh.initialize_accelerator_system`.
 
     Args:
         signals: Which signals; Kubernetes and batch systems send SIGTERM.

@@ -61,7 +61,7 @@ class Activity:
         return _short(self.stack[-1]) if self.stack else ""
 
     def describe(self) -> str:
-        """Go after "it is stuck": ` in barrier 'loaded' at train.py:31 in step`; empty if unknown."""
+        """Return what follows "it is stuck": ` in barrier 'loaded' at train.py:31 in step`, or nothing."""
         operation = f" in {self.operation}" if self.operation else ""
         return operation + (f" at {self.where}" if self.stack else "")
 

@@ -94,14 +94,14 @@ def arrive(
         An object that says whether all have come (`done`), and waits for them (`wait`).
 
     Raises:
-        ConfigurationError: The name or a participant cannot be.
+        ConfigurationError: The name or a participant is not possible.
     """
     refuse_reserved(name, "barrier names")
     return current_agent().arrive(name, participants, timeout)
 
 
 def barrier_progress(name: str) -> BarrierProgress:
-    """Return how far a barrier is: how many of its instances are over, and who has come to the next.
+    """Return how many instances of a barrier are over, and which tasks have arrived at the next.
 
     Args:
         name: The barrier's name.
@@ -116,13 +116,13 @@ def barrier_progress(name: str) -> BarrierProgress:
 def double_barrier(
     name: str, participants: Collection[int | str] | None = None, timeout: float | None = None
 ) -> Iterator[None]:
-    """Enters a stretch of work together, and leaves it together: a barrier before and one after the body.
+    """Enter and leave a section of work together: a barrier before and one after the body.
 
     ```python
     from dmesh import coordination
 
     with coordination.double_barrier("measurement", timeout=60):
-        pass  # everybody is here, and nobody goes on before all are done
+        pass  # all are here, and none goes on before all are done
     ```
 
     If the body raises, this process does not wait for the others: they learn of it when it departs.
@@ -141,7 +141,7 @@ def double_barrier(
 
 
 def cancel_barrier(name: str) -> None:
-    """End a barrier for all who wait at it: each of them gets a `BarrierCancelledError`.
+    """End a barrier for all that wait at it: each of them gets a `BarrierCancelledError`.
 
     Raises:
         CoordinationError: This process is not one of its participants, or it is not under way.

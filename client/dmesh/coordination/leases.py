@@ -110,7 +110,7 @@ class Lease:
             self.revoke()
 
     def close(self) -> None:
-        """Stop to renew it. Idempotent."""
+        """Stop renewing it. Idempotent."""
         self._over.set()
 
     def _keep_alive(self) -> None:

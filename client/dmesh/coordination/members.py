@@ -31,7 +31,7 @@ class Task:
         """Read `/job:NAME/task:N`; a `/replica:0` between the two is allowed.
 
         Raises:
-            ConfigurationError: The text is nothing of the kind.
+            ConfigurationError: The text is not the name of a task.
         """
         match = _TASK_NAME.fullmatch(text)
         if match is None:
@@ -94,7 +94,7 @@ class Liveness(enum.Enum):
 
     UNKNOWN = 0
     LIVE = 1
-    """Its heartbeats come, and nobody complains."""
+    """Its heartbeats arrive, and no client waits for it for long."""
     BLOCKED = 2
     """No heartbeat for a lease although its connection answers: its interpreter does not run."""
     STUCK = 3
@@ -210,7 +210,7 @@ class Member:
         return f"/job:{self.job}/task:{self.index}"
 
     def describe(self) -> str:
-        """Name it to a person: `/job:worker/task:2 (host h, pid 9)`."""
+        """Return its name for people: `/job:worker/task:2 (host h, pid 9)`."""
         if not self.incarnation:
             return f"{self.task} (never registered)"
         return f"{self.task} (host {self.process.host or '?'}, pid {self.process.pid})"

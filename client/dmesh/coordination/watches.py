@@ -225,8 +225,8 @@ class Watch(Iterator[KeyEvent]):
     What the iteration raises (a `CoordinatorUnavailableError`, say) does not end the watch: iterating again
     goes on where it stopped.
 
-    A thread of its own reads the stream, one message for each that is asked for: what nobody fetches is kept
-    back by the connection, not in memory.
+    A thread of its own reads the stream, as many messages as are fetched: the others wait in the connection,
+    not in memory.
     """
 
     def __init__(self, prefix: str, stream: WatchStream, on_close: Callable[[Watch], None]) -> None:

@@ -1,4 +1,4 @@
-"""Datasets: sequences of elements made of NumPy arrays, at the names of `tf.data`.
+"""Datasets: sequences of elements made of NumPy arrays, under the names of `tf.data`.
 
 ```python
 dataset = dmesh.data.Dataset.from_tensor_slices((images, labels)).shuffle(10_000, seed=1).batch(64)

@@ -92,7 +92,7 @@ class Dataset(Creation):
         num_parallel_calls: int | None = None,
         deterministic: bool | None = None,
     ) -> Dataset:
-        """Makes one element of several: arrays with one more dimension, along which they lie.
+        """Combines several elements into one, whose arrays have one more dimension.
 
         Args:
             batch_size: Number of elements.
@@ -249,7 +249,7 @@ class Dataset(Creation):
     def prefetch(self, buffer_size: int) -> Dataset:
         """Reads ahead in a thread.
 
-        What the dataset raises is raised where it is read. The thread ends with the iterator.
+        Exceptions of the dataset are raised to the reader. The thread ends with the iterator.
 
         Args:
             buffer_size: Number of elements that wait at most; `AUTOTUNE` for a number that suits, 0 for no
@@ -276,7 +276,7 @@ class Dataset(Creation):
     # -- properties, and reading -----------------------------------------------------------------------------
 
     def with_options(self, options: Options) -> Dataset:
-        """Returns the dataset with options, which win over those that it had, as far as they are set.
+        """Returns the dataset with options; those that are set replace the former ones.
 
         Raises:
             ArgumentTypeError: They are none.
@@ -286,7 +286,7 @@ class Dataset(Creation):
         return Dataset(transforms.WithOptions(self._node, deepcopy(options)))
 
     def options(self) -> Options:
-        """Returns the options that it was given; of several, the last ones."""
+        """Returns the options that were set; the last ones win."""
         options = Options()
         for node in walk(self._node):
             if isinstance(node, transforms.WithOptions):
@@ -302,7 +302,7 @@ class Dataset(Creation):
     def element_spec(self) -> Any:
         """Structure of `TensorSpec` of all elements.
 
-        Where nothing says it, after `map` or in a generator without signature, the first element is read.
+        After `map`, or for a generator without signature, the first element is read to find it.
         """
         if self._spec is None:
             self._spec = self._node.spec()

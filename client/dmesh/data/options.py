@@ -23,7 +23,7 @@ class AutoShardPolicy(enum.IntEnum):
     FILE = 1
     """Each worker reads files of its own; there must be at least one for each."""
     DATA = 2
-    """Every worker reads all of it and keeps its share of every batch."""
+    """Every worker gets its share of every batch."""
     HINT = 3
     """The dataset is divided at its `shard(SHARD_HINT, SHARD_HINT)`."""
 
@@ -53,7 +53,7 @@ class DistributeOptions:
 
     @property
     def num_devices(self) -> int | None:
-        """Number of devices that a worker's input is for; None if it was not said.
+        """Number of devices that a worker's input is for; None if it was not set.
 
         It changes nothing: a strategy knows its replicas.
         """
@@ -75,7 +75,7 @@ class DistributeOptions:
         return f"DistributeOptions(auto_shard_policy={self.auto_shard_policy!s}{devices})"
 
     def take(self, others: DistributeOptions) -> None:
-        """Takes over what others say and these have not been told."""
+        """Takes over options that are set in others and not in these."""
         if self._auto_shard_policy is None:
             self._auto_shard_policy = others._auto_shard_policy
         if self._num_devices is None:

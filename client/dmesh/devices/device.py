@@ -338,7 +338,7 @@ def preferred_device_type() -> str:
 
 
 def device_name() -> str:
-    """Returns the name under which this client's view of all devices together goes, a `CUSTOM` device."""
+    """Returns the name of the `CUSTOM` device that stands for all devices together on this client."""
     job, client, _ = this_client()
     return DeviceSpec(job, 0, client, "CUSTOM", 0).to_string()
 

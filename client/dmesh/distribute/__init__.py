@@ -1,4 +1,4 @@
-"""Cluster that a program runs in, and training on it, at the names of `tf.distribute`.
+"""Strategies and cluster resolvers, under the names of `tf.distribute`.
 
 `dmesh.distribute.cluster_resolver` asks Slurm, Kubernetes, Open MPI and others for the cluster's members.
 Strategies run a function on replicas in step and keep the variables that they share in sync; see

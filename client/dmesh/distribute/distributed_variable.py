@@ -100,8 +100,8 @@ class DistributedVariable(Variable, DistributedValues):
 
         Raises:
             StrategyError: The caller is in another strategy's scope.
-            StrategyValueError: The copies are to be combined, and the aggregation says not how.
-            ReplicaMismatchError: Other clients do something else.
+            StrategyValueError: The copies are to be combined, and the aggregation does not say how.
+            ReplicaMismatchError: Other clients make another call.
         """
         index = self._index()
         if index is not None:

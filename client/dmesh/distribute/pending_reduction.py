@@ -182,7 +182,7 @@ class PendingReduction:
         """Wait for all replicas, and return the reduced arrays in the structure of `like`.
 
         Returns:
-            Arrays that cannot be written to: replicas of one client share them.
+            Arrays, read-only because the replicas of one client share them.
 
         Raises:
             StrategyValueError: An array is missing.

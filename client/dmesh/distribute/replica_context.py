@@ -23,7 +23,7 @@ __all__ = ["ReplicaContext"]
 
 
 class ReplicaContext(ReplicaBase):
-    """One replica, as the function that it runs sees itself; `get_replica_context()` returns it.
+    """Replica in which the calling function runs; `get_replica_context()` returns it.
 
     Args:
         strategy: Strategy of the replica.
@@ -87,10 +87,10 @@ class ReplicaContext(ReplicaBase):
             options: Size and time limit of the exchanges; the same on all clients.
 
         Returns:
-            A like structure of arrays, which cannot be written to: replicas of one client share them.
+            Arrays in the same structure, read-only because the replicas of one client share them.
 
         Raises:
-            ReplicaError: A replica failed, did not come, or came with something else.
+            ReplicaError: A replica failed, did not arrive, or made another call.
             CollectiveError: A client is lost, or did not come.
             StrategyError: The caller is not this replica.
         """
@@ -171,7 +171,7 @@ class ReplicaContext(ReplicaBase):
             options: As for `all_reduce`.
 
         Returns:
-            A like structure of arrays, which cannot be written to: replicas of one client share them.
+            Arrays in the same structure, read-only because the replicas of one client share them.
 
         Raises:
             ReplicaError: As for `all_reduce`.

@@ -99,7 +99,7 @@ class Strategy(StrategyBase):
             ReplicaError: A replica of another client failed, or did not come to where the others wait.
             ReplicaMismatchError: Replicas exchanged different things, or one ended before the others.
             CollectiveError: A client is lost, or did not come.
-            StrategyValueError: An argument cannot be.
+            StrategyValueError: An argument has an impossible value.
             StrategyError: The caller is in a replica, or in another strategy's scope.
             Exception: What a replica of this client raised.
         """
@@ -128,7 +128,7 @@ class Strategy(StrategyBase):
             options: Options of the distribution.
 
         Returns:
-            What yields a distributed value in each step, for `run`.
+            The distributed dataset, which yields an argument of `run` for each step.
 
         Raises:
             InputModeError: The options ask for a pipeline for each replica.
@@ -147,10 +147,10 @@ class Strategy(StrategyBase):
             options: Options of the distribution.
 
         Returns:
-            What yields a distributed value in each step, for `run`.
+            The distributed dataset, which yields an argument of `run` for each step.
 
         Raises:
-            InputModeError: The options ask for a pipeline for each replica, which there cannot be here.
+            InputModeError: The options ask for a pipeline for each replica, which is not possible.
             DatasetError: The options contradict each other.
             ArgumentTypeError: `dataset_fn` is no function, or did not return a dataset.
         """

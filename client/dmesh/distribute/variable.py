@@ -34,9 +34,8 @@ class _Replicated(ABCMeta):
 class Variable(ArrayOperators, metaclass=_Replicated):
     """An array that is assigned to as a whole. NumPy takes it wherever it takes an array.
 
-    In a strategy's scope this makes a `DistributedVariable`: one that exists on all replicas, has the value
-    that the first client gives it at first, and is kept in sync. All clients must create the same variables
-    in the same order.
+    In a strategy's scope this makes a `DistributedVariable`, which exists on all replicas, starts with the
+    first client's value, and is kept in sync. All clients must create the same variables in the same order.
 
     Args:
         initial_value: The first value, or a function without arguments that returns it.
@@ -48,7 +47,7 @@ class Variable(ArrayOperators, metaclass=_Replicated):
         aggregation: Operation that combines them.
 
     Raises:
-        StrategyValueError: An argument cannot be.
+        StrategyValueError: An argument has an impossible value.
         StrategyTypeError: The value is no array.
     """
 

@@ -20,7 +20,7 @@ def barrier(
     """Wait until every client that has devices in `mesh` has called this; without a mesh, every client.
 
     All clients of the mesh must call it, with equal names in equal order; clients outside of it must not.
-    Says every 10 seconds who is missing. A name may be used again.
+    Every 10 seconds it reports which clients are missing. A name may be used again.
 
     ```python
     dmesh.barrier()  # all clients
@@ -34,7 +34,7 @@ def barrier(
 
     Raises:
         MeshError: This client has no device in `mesh`.
-        BarrierTimeoutError: Time ran out; the error lists everybody who is missing.
+        BarrierTimeoutError: Time ran out; the error lists all clients that are missing.
         BarrierError: A client of the mesh left, failed or was lost.
         CollectiveError: Likewise, without a coordination service.
     """

@@ -26,8 +26,8 @@ def experimental_connect_to_cluster(
     """Join a cluster: initializes the accelerator system with the clients that it has.
 
     Every client runs the program, and each has to say which of them it is: by the resolver, or by `job_name`
-    and `task_index`. Of a resolver whose master is local there is nothing to connect to, and nothing is done;
-    nor is it if this process has joined that cluster already.
+    and `task_index`. Nothing happens if the resolver's master is local, or if this process has joined that
+    cluster already.
 
     Args:
         cluster_spec_or_resolver: The cluster.

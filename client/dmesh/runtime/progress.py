@@ -68,7 +68,7 @@ class Progress(Generic[Item]):
         stream: TextIO | None = None,
     ) -> None:
         self.total = total
-        """Number of steps in all; None if nobody knows."""
+        """Number of steps in all; None if unknown."""
         self.name = name
         """What the loop is called."""
         self.unit = unit
@@ -263,7 +263,7 @@ def progress(
     unit: str = "steps",
     show: bool | None = None,
 ) -> Progress[Item]:
-    """Say how far a loop is while it runs.
+    """Report the progress of a loop while it runs.
 
     Rank 0 shows a line with steps, speed and time left on its terminal; where standard error is no terminal,
     as under `dmesh run`, it prints a line after 10 seconds, every 30 seconds and at the end. All ranks tell

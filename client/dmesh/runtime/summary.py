@@ -77,9 +77,9 @@ class Summary:
 
 
 def summary() -> Summary:
-    """Return who and where this client is, which devices it has, and what carries its arrays and why.
+    """Return this client's rank, host and devices, and the backends of its arrays with the reasons.
 
-    Asks nobody. The backends are those of the group of all clients, which chooses them in its first call.
+    Nothing is sent. The backends are those of the group of all clients, which chooses them in its first call.
 
     ```python
     dmesh.collectives.barrier()  # from now on, the backends are known

@@ -1,11 +1,11 @@
-"""For the tests of programs that use dmesh, and of dmesh itself: clusters, clocks and networks to break.
+"""Clusters, clocks and faulty networks for the tests of programs that use dmesh, and of dmesh itself.
 
 - `FakeCluster` runs a program as all clients of a cluster, in threads: no ports, no set-up, milliseconds.
 - `FaultProxy` stands between clients and the coordination server (or any other) and delays, drops,
   throttles, resets or refuses.
 - `ManualClock` stands still until the test moves it.
-- `dmesh.testing.stores` has what every store of the coordination server must do, as a class of tests to
-  derive from. It needs the server's code, so it is imported by itself.
+- `dmesh.testing.stores` tests stores of the coordination server, in a class to derive from. It needs the
+  server's code, so it is imported by itself.
 - `dmesh.testing.resolvers` has the same for cluster resolvers, `dmesh.testing.backends` for backends of
   collectives.
 

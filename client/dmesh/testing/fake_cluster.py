@@ -111,7 +111,7 @@ class FakeCluster:
             `TPU_ACCELERATOR_TYPE`, the clients share that TPU system.
 
     Raises:
-        ConfigurationError: An argument cannot be.
+        ConfigurationError: An argument has an impossible value.
     """
 
     def __init__(
@@ -252,7 +252,7 @@ class FakeCluster:
     # Faults -------------------------------------------------------------------------------------------------
 
     def kill(self, rank: int) -> None:
-        """Ends a rank as kill -9 would: the others lose it, and whatever its program does of dmesh fails."""
+        """Ends a rank as kill -9 would: the others lose it, and its program's calls of dmesh fail."""
         [rank] = self._choose([rank])
         victim = self._ranks[rank]
         victim.killed = victim.dead = True

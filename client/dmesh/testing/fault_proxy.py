@@ -113,7 +113,7 @@ class FaultProxy:
         return self
 
     def close(self) -> None:
-        """Stops to listen, resets all connections, and ends the thread. Idempotent."""
+        """Stops listening, resets all connections, and ends the thread. Idempotent."""
         if self._thread is None:
             return
         loop, self._loop = self._loop, None
@@ -214,7 +214,7 @@ class FaultProxy:
         return self.drop(direction)
 
     def refuse(self) -> Fault:
-        """Refuses new connections, as a machine does on which nobody listens. Open ones go on."""
+        """Refuses new connections, as a machine does if no process listens. Open ones go on."""
         self._call(self._refuse)
         return Fault(lambda: self._call(self._open_listener))
 

@@ -1,17 +1,17 @@
-"""TPU systems: which cores there are, where, and what computes on which.
+"""TPU systems as topologies, whose cores are logical devices.
 
-NumPy has no TPU kernels, and nothing here pretends that it has: a TPU system is a *topology*, and its cores
-are logical devices of the clients, whose arithmetic is NumPy's on the host.
-
-- `experimental`: what `tf.tpu.experimental` has: starting and ending the TPU system.
-- `accelerator`: what a TPU system consists of, by its type and by the environment of its hosts.
-- `topology`: the mesh of cores, and which task has which of them.
-- `device_assignment`: which cores compute which replica.
-- `table`: the TPU system in the table of all clients' devices.
-- `mesh`: meshes whose neighbours are next to each other on the TPU system.
-- `features`: what programs ask compilers and TPUs for.
-- `rings`: orders in which neighbours are next to each other.
+dmesh does not compute on TPUs: a TPU system is a *topology*, its cores are logical devices of the clients,
+and their arithmetic is NumPy's, on the host. `docs/tpu.md` is the guide.
 """
+
+# - `experimental`: what `tf.tpu.experimental` has: starting and ending the TPU system.
+# - `accelerator`: what a TPU system consists of, by its type and by the environment of its hosts.
+# - `topology`: the mesh of cores, and which task has which of them.
+# - `device_assignment`: which cores compute which replica.
+# - `table`: the TPU system in the table of all clients' devices.
+# - `mesh`: meshes whose neighbours are next to each other on the TPU system.
+# - `features`: what programs ask compilers and TPUs for.
+# - `rings`: orders in which neighbours are next to each other.
 
 from __future__ import annotations
 

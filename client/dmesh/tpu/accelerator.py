@@ -75,7 +75,7 @@ class TpuSystem:
     host_shape: tuple[int, int, int]
     """Numbers of the chips along x, y and z that belong to one host."""
     worker: int | None = field(default=None, compare=False)
-    """On which of the hosts this process is; None if nobody says."""
+    """Number of this process's host; None if unknown."""
     num_workers: int | None = field(default=None, compare=False)
     """Number of hosts that the environment lists; None if it lists none."""
 
@@ -149,7 +149,7 @@ class TpuSystem:
 
     @classmethod
     def find(cls, tpu: str | TpuSystem | None, environ: Mapping[str, str]) -> TpuSystem:
-        """Returns the system that a program means.
+        """Returns the TPU system that a program describes.
 
         Args:
             tpu: The system, or its type; None for what the environment describes. Where the two name the same
@@ -157,7 +157,7 @@ class TpuSystem:
             environ: Environment variables.
 
         Raises:
-            TpuNotFoundError: Neither says anything.
+            TpuNotFoundError: Neither describes a system.
             TopologyError: There is no such type.
             ConfigurationError: The environment does not describe a system well.
         """

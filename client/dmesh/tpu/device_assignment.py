@@ -16,7 +16,7 @@ from dmesh.tpu.topology import Topology
 
 
 class DeviceOrderMode(enum.IntEnum):
-    """In which order `DeviceAssignment.build` hands out cores."""
+    """Order in which `DeviceAssignment.build` hands out cores."""
 
     AUTO = 0
     """As rings where the replicas fill the system, as a mesh elsewhere."""
@@ -37,7 +37,7 @@ class DeviceAssignment:
             `[replicas, cores per replica, 4]`.
 
     Raises:
-        TopologyError: The arguments are not those, or no device is at some of the coordinates.
+        TopologyError: The arguments are invalid, or no device is at some of the coordinates.
     """
 
     __slots__ = ("_core_assignment", "_replicas", "_topology")
@@ -152,7 +152,7 @@ class DeviceAssignment:
             device_order_mode: The order in which cores are handed out.
 
         Raises:
-            TopologyError: The arguments are not those, or the replicas do not fit.
+            TopologyError: The arguments are invalid, or the replicas do not fit.
         """
         if isinstance(topology, bytes):
             topology = Topology(serialized=topology)

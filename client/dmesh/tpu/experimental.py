@@ -1,4 +1,4 @@
-"""Starting and ending a TPU system: what `tf.tpu.experimental` has.
+"""Start and end of a TPU system, under the names of `tf.tpu.experimental`.
 
 ```python
 import dmesh
@@ -39,22 +39,22 @@ def initialize_tpu_system(cluster_resolver: ClusterResolver | None = None) -> To
 
     All clients must call it. It initializes the accelerator system if that has not been done: in local mode
     this process has all cores, otherwise the clients share them equally. Their arithmetic is NumPy's, on the
-    host. To call it again changes nothing.
+    host. A second call has no effect.
 
     Args:
-        cluster_resolver: What knows the type of the TPU system, in its `accelerator_type`. None, or one that
-            does not know: what `TPU_ACCELERATOR_TYPE` describes.
+        cluster_resolver: Resolver whose `accelerator_type` is the type of the TPU system. If it is None, or
+            does not know the type, `TPU_ACCELERATOR_TYPE` describes the system.
 
     Returns:
         The topology of the TPU system, the same for all clients.
 
     Raises:
         ArgumentTypeError: `cluster_resolver` is not a cluster resolver.
-        TpuNotFoundError: Nobody describes a TPU system.
+        TpuNotFoundError: No TPU system is described.
         TopologyError: There is no such TPU system, or the clients cannot share it.
         AlreadyInitializedError: Another TPU system is initialized.
         ConfigurationError: An environment variable is not usable.
-        CoordinationError: The clients did not all come; see `dmesh.initialize_accelerator_system`.
+        CoordinationError: Not all clients came; see `dmesh.initialize_accelerator_system`.
     """
     tpu = _described_by(cluster_resolver)
     if context.current_or_none() is None:
@@ -74,7 +74,7 @@ def initialize_tpu_system(cluster_resolver: ClusterResolver | None = None) -> To
 
 
 def shutdown_tpu_system(cluster_resolver: ClusterResolver | None = None) -> None:
-    """Takes the TPU system away again; all clients must call it.
+    """Removes the TPU system; all clients must call it.
 
     If `initialize_tpu_system` has initialized the accelerator system, too, this process leaves the cluster as
     with `dmesh.shutdown_accelerator_system`. Otherwise the clients stay, without TPU devices.

@@ -22,7 +22,7 @@ class XLAOptions(NamedTuple):
 
 
 class HardwareFeature:
-    """Features of a TPU system, as its topology says them.
+    """Features of a TPU system, according to its topology.
 
     ```python
     feature = dmesh.tpu.experimental.HardwareFeature(resolver.tpu_hardware_feature)
@@ -35,7 +35,7 @@ class HardwareFeature:
     """
 
     class EmbeddingFeature(enum.Enum):
-        """Unit of a TPU that looks up embeddings. Nothing here uses it."""
+        """Unit of a TPU that looks up embeddings. dmesh does not use it."""
 
         UNSUPPORTED = "UNSUPPORTED"
         """There is none."""

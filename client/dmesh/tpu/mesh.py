@@ -52,7 +52,7 @@ def create_tpu_mesh(
         use_xla_spmd: Kept; without effect here.
 
     Raises:
-        MeshError: The arguments are not those, or do not fit each other or the TPU system; or there is a TPU
+        MeshError: The arguments are invalid, or do not fit each other or the TPU system; or there is a TPU
             mesh of that name already.
         NotInitializedError: There is no TPU system.
     """

@@ -1,4 +1,4 @@
-"""Clusters and checkpoints of a training program, at the names of `tf.train`.
+"""Clusters and checkpoints of a training program, under the names of `tf.train`.
 
 - `cluster_spec`: tasks of a cluster and their addresses.
 - `checkpoints`: variables on disk.

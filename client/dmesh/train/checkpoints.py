@@ -1,4 +1,4 @@
-"""Checkpoints: the values of variables and arrays in a file, at the names of `tf.train`.
+"""Checkpoints: the values of variables and arrays in a file, under the names of `tf.train`.
 
 ```python
 import numpy as np
@@ -46,7 +46,7 @@ class Checkpoint:
             dict, list or tuple of these. They are attributes of the checkpoint; more may be set later.
 
     Raises:
-        ArgumentTypeError: When it is saved or restored: something else is among them.
+        ArgumentTypeError: On saving or restoring: an item has another type.
     """
 
     def __init__(self, **items: Any) -> None:
@@ -63,7 +63,7 @@ class Checkpoint:
         return {name: _value(item) for name, item in self._leaves()}
 
     def assign_values(self, values: Mapping[str, Array]) -> None:
-        """Give everything the value of its name. Values of other names are left alone.
+        """Assign each item the value of its name; values of other names are ignored.
 
         Raises:
             CheckpointError: A value is missing, or has another shape or dtype; nothing was changed.
@@ -86,13 +86,13 @@ class Checkpoint:
                 item.assign(value)
 
     def write(self, path: _CHECKPOINT_PATH) -> str:
-        """Write the values to a file of just that name, in place of one that is there.
+        """Write the values to a file of exactly that name; an existing file is replaced.
 
         Returns:
             The path.
 
         Raises:
-            OSError: The file cannot be written; the one that is there is whole.
+            OSError: The file cannot be written; an existing file is unchanged.
         """
         return write_values(path, self.values())
 
@@ -228,7 +228,7 @@ class CheckpointManager:
 
     Args:
         checkpoint: What is saved.
-        directory: Where; it is made if it is not there.
+        directory: Directory of the files, which is created if it is missing.
         max_to_keep: Number of checkpoints to keep; None for all.
         checkpoint_name: First part of the files' names.
         init_fn: Called by `restore_or_initialize` if there is no checkpoint.

@@ -25,7 +25,7 @@ Addresses = list[str] | tuple[str, ...] | Mapping[int, str]
 class ClusterSpec:
     """Jobs by name, each with the addresses of its tasks by index.
 
-    An address is text that nobody looks into here: what uses it says what it must be.
+    Addresses are text, which this class does not interpret.
 
     Args:
         cluster: For each job a list (or tuple) of its tasks' addresses, or a mapping from task index to

@@ -251,16 +251,25 @@ static void fast_path_dealloc(dmesh_fast_path *self) {
     Py_DECREF(type);
 }
 
-/* __doc__, __name__ and the like are those of the function; the type itself has a __doc__, too, which is None. */
+/* __name__, __signature__ and the like are those of the function. */
 static PyObject *fast_path_getattr(PyObject *self, PyObject *name) {
-    if (PyUnicode_CompareWithASCIIString(name, "__doc__") != 0) {
-        PyObject *found = PyObject_GenericGetAttr(self, name);
-        if (found || !PyErr_ExceptionMatches(PyExc_AttributeError))
-            return found;
-        PyErr_Clear();
-    }
+    PyObject *found = PyObject_GenericGetAttr(self, name);
+    if (found || !PyErr_ExceptionMatches(PyExc_AttributeError))
+        return found;
+    PyErr_Clear();
     return PyObject_GetAttr(((dmesh_fast_path *)self)->slow, name);
 }
+
+/* A descriptor of the type, where `help` looks. */
+static PyObject *fast_path_doc(PyObject *self, void *closure) {
+    (void)closure;
+    return PyObject_GetAttrString(((dmesh_fast_path *)self)->slow, "__doc__");
+}
+
+static PyGetSetDef fast_path_getset[] = {
+    {"__doc__", fast_path_doc, NULL, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
 
 static PyMemberDef fast_path_members[] = {
     {"__wrapped__", T_OBJECT_EX, offsetof(dmesh_fast_path, slow), READONLY, "The Python function."},
@@ -275,6 +284,7 @@ static PyType_Slot fast_path_slots[] = {
     {Py_tp_descr_get, fast_path_get},
     {Py_tp_getattro, fast_path_getattr},
     {Py_tp_members, fast_path_members},
+    {Py_tp_getset, fast_path_getset},
     {Py_tp_traverse, fast_path_traverse},
     {Py_tp_clear, fast_path_clear},
     {Py_tp_dealloc, fast_path_dealloc},

@@ -22,15 +22,15 @@ from dmesh.mesh import Mesh, default_mesh
 def copy_to_mesh(
     tensor: ArrayLike | DTensor, layout: Layout, source_layout: Layout | None = None, *, uneven: bool = False
 ) -> DTensor:
-    """Return a sharded array of a plain one that all clients have alike, or of a sharded one; see `relayout`.
+    """Return a sharded array made of a plain one, equal on all clients, or of a sharded one; see `relayout`.
 
     ```python
     x = dmesh.copy_to_mesh(np.arange(8.0), dmesh.Layout(["x"], mesh))
     ```
 
     Args:
-        tensor: A NumPy array, with the same elements on every client: nothing is sent, and nobody
-            compares. Or a sharded array.
+        tensor: A NumPy array, with the same elements on every client, which are neither sent nor compared; or
+            a sharded array.
         layout: Where it goes.
         source_layout: Kept for TensorFlow's sake; a sharded array knows its layout.
         uneven: Whether a length need not be a multiple of the number of shards: the last ones are shorter.

@@ -156,7 +156,7 @@ class Backend(ABC):
         return None
 
     def close(self, *, orderly: bool) -> None:
-        """Let go of what the backend holds; does not wait.
+        """Release what the backend holds; do not wait.
 
         Args:
             orderly: Whether all calls are over, on the other ranks, too.

@@ -1,4 +1,4 @@
-"""Cluster resolvers: who belongs to the cluster, as the system says that started it.
+"""Cluster resolvers: members of the cluster, according to the system that started it.
 
 ```python
 resolver = dmesh.distribute.cluster_resolver.SlurmClusterResolver()

@@ -10,11 +10,11 @@ from dmesh.train import ClusterSpec
 
 
 class ClusterResolver(abc.ABC):
-    """Says who belongs to a cluster, and which of its tasks this process is.
+    """Source of a cluster's tasks, and of which of them this process is.
 
-    Who derives from it implements `cluster_spec` and `master`, and has them ask the cluster's manager at
-    every call, because the answer may have changed. `task_type`, `task_id` and `rpc_layer` may be set; a
-    resolver that can find them out, or does not let them be changed, overrides the properties.
+    A derived class implements `cluster_spec` and `master`, which ask the cluster's manager at every call,
+    because the answer may have changed. `task_type`, `task_id` and `rpc_layer` may be set; a resolver that
+    can find them out, or does not let them be changed, overrides the properties.
     """
 
     _task_type: str | None = None
@@ -37,7 +37,7 @@ class ClusterResolver(abc.ABC):
             rpc_layer: What stands before `://` in the answer; the resolver's own if None.
 
         Returns:
-            The address, with `RPC_LAYER://` before it if there is such a layer; empty if there is no master.
+            The address, after the RPC layer if there is one; empty if there is no master.
         """
 
     def _master_or_own(self, task_type: str | None, task_id: int | None, rpc_layer: str | None) -> str:

@@ -64,7 +64,7 @@ class CoordinationServiceResolver(ClusterResolver):
         self._timeout = float(timeout)
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the jobs that the cluster was formed with; none if nobody has come yet.
+        """Returns the jobs that the cluster was formed with; none if no client has come yet.
 
         Where a launcher did not know all addresses, a task has one as soon as it has come.
 
@@ -89,7 +89,7 @@ class CoordinationServiceResolver(ClusterResolver):
         return ClusterSpec(spec)
 
     def members(self) -> tuple[Member, ...]:
-        """Returns who has joined, those included that have left or were lost.
+        """Returns the clients that have joined, including those that have left or were lost.
 
         Raises:
             CoordinationError: See `cluster_spec`.
@@ -107,10 +107,10 @@ class CoordinationServiceResolver(ClusterResolver):
             rpc_layer: What stands before `://` in the answer; the resolver's own if None.
 
         Returns:
-            The address; empty if nobody has come yet.
+            The address; empty if no client has come yet.
 
         Raises:
-            ClusterSpecError: There is no such task, or nobody knows yet where it is.
+            ClusterSpecError: There is no such task, or its address is not known yet.
             CoordinationError: See `cluster_spec`.
         """
         spec = self.cluster_spec()

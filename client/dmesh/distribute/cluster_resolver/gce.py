@@ -17,7 +17,7 @@ _MOST_PAGES = 1000
 
 
 class GCEClusterResolver(ClusterResolver):
-    """Says which machines of an instance group run, as the Compute API has it.
+    """Finds the running machines of an instance group through the Compute API.
 
     They are the tasks of one job, sorted by address. Which of them this process is must be said: give every
     machine a `task_id` of its own.
@@ -34,7 +34,7 @@ class GCEClusterResolver(ClusterResolver):
         service: An API object of `googleapiclient.discovery`, such as of `build("compute", "v1")`; then
             `credentials` are not used.
         discovery_url: Template of the address of the API's description, with `{api}` and `{apiVersion}`.
-        policy: How patiently to ask.
+        policy: Limits of its requests.
 
     Raises:
         MissingExtraError: googleapiclient is not installed, and there is no `service`.

@@ -145,7 +145,7 @@ def build_service(
         credentials: Of google-auth; None or `default` for the application's default credentials.
         discovery_url: Template of the address of the API's description, with `{api}` and `{apiVersion}`;
             None for the description that the library brings.
-        policy: How patiently to ask.
+        policy: Limits of its requests.
         resolver: Who needs it.
 
     Raises:

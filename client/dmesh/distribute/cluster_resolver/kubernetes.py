@@ -33,7 +33,7 @@ from dmesh.runtime import context
 from dmesh.train import ClusterSpec
 
 KubernetesExecutableLocation = ExecutableLocation
-"""By this name `tf.distribute.cluster_resolver` has it."""
+"""Name in `tf.distribute.cluster_resolver`."""
 _DEFAULT_LABELS: Mapping[str, Sequence[str]] = {"worker": ["job-name=tensorflow"]}
 _POD_VARIABLES = ("DMESH_KUBERNETES_POD", "POD_NAME")
 _FINISHED = ("Succeeded", "Failed")
@@ -43,7 +43,7 @@ _WAITS = RetryPolicy(initial=0.5, factor=1.5, maximum=3.0)
 
 
 class KubernetesClusterResolver(ClusterResolver):
-    """Says which pods run, as the Kubernetes API has it: those of each job by their labels.
+    """Finds running pods through the Kubernetes API: those of each job by their labels.
 
     A job's tasks are its pods in order of their completion index if all of them have one (pods of an indexed
     job or a stateful set), and of their names otherwise.
@@ -65,7 +65,7 @@ class KubernetesClusterResolver(ClusterResolver):
         size: How many pods run when all are there; then finished pods and those being deleted do not count,
             since others replace them. None: any number, all of which must run.
         wait: Seconds to wait until all of them run.
-        policy: How patiently to ask.
+        policy: Limits of its requests.
 
     Raises:
         MissingExtraError: The client library is not installed, and there is no `override_client`.

@@ -20,7 +20,7 @@ _ORDINAL = re.compile(r"(.+)-([0-9]{1,9})", re.ASCII)
 
 
 class KubernetesServiceResolver(ClusterResolver):
-    """Says where the pods of an indexed job or a stateful set are, without asking anybody.
+    """Finds the pods of an indexed job or a stateful set by their names, without a request.
 
     They are called `NAME-0`, `NAME-1` and so on, and a headless service gives them these names in DNS. Which
     of them this process is in, its host's name says, or `JOB_COMPLETION_INDEX`.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class TPUClusterResolver(ClusterResolver):
-    """Says which hosts a TPU has, as Google's cloud or the environment has it.
+    """Finds the hosts of a TPU through Google's cloud or the environment.
 
     The hosts are the tasks of the cluster, and each runs the program. The TPU itself is a topology: see
     `dmesh.tpu`.
@@ -160,7 +160,7 @@ class TPUClusterResolver(ClusterResolver):
         Raises:
             ResolverError: There are several slices, and it is not known where the first one is.
             ClusterNotReadyError: The TPU does not run, or is not healthy.
-            ClusterLookupError: The service that knows does not, refuses, or does not answer.
+            ClusterLookupError: The service does not know it, refuses, or does not answer.
         """
         hosts = [
             join_address(endpoint["ipAddress"], endpoint["port"])
@@ -197,13 +197,13 @@ class TPUClusterResolver(ClusterResolver):
             rpc_layer: What stands before `://`; `grpc` if None.
 
         Returns:
-            Such as `grpc://10.0.0.2:8470`; empty for a TPU of this machine's own, and for one of which this
-            machine is the only host: there is nobody to connect to.
+            The address, with the protocol before it. It is empty for a TPU of this machine's own, and for one
+            of which this machine is the only host, because there is nothing to connect to.
 
         Raises:
             ClusterSpecError: There is no such task, or the TPU has no host.
             ClusterNotReadyError: The TPU does not run, or is not healthy.
-            ClusterLookupError: The service that knows does not, refuses, or does not answer.
+            ClusterLookupError: The service does not know it, refuses, or does not answer.
         """
         named = task_type is not None and task_id is not None
         if isinstance(self._client, LocalTpu):
@@ -239,7 +239,7 @@ class TPUClusterResolver(ClusterResolver):
             ResolverError: The hosts have not equally many cores.
             TopologyError: There is no such type of TPU.
             ClusterNotReadyError: The TPU does not run, or is not healthy.
-            ClusterLookupError: The service that knows does not, refuses, or does not answer.
+            ClusterLookupError: The service does not know it, refuses, or does not answer.
         """
         spec = self.cluster_spec()
         job = self.task_type
@@ -259,7 +259,7 @@ class TPUClusterResolver(ClusterResolver):
             config_proto: For a session of TensorFlow's; has no meaning here.
 
         Returns:
-            `{"TPU": cores}`; 0 if the type is not known.
+            A dict with the number of cores under "TPU", which is 0 if the type is not known.
 
         Raises:
             ResolverError: The hosts have not equally many.
@@ -277,10 +277,10 @@ class TPUClusterResolver(ClusterResolver):
 
     @property
     def accelerator_type(self) -> str | None:
-        """The TPU's type, such as `v2-8`; None if nobody knows.
+        """The TPU's type, such as `v2-8`; None if unknown.
 
         Raises:
-            ClusterLookupError: The service that knows does not, refuses, or does not answer.
+            ClusterLookupError: The service does not know it, refuses, or does not answer.
         """
         return self._accelerator_type or self._client.accelerator_type()
 
@@ -300,7 +300,7 @@ class TPUClusterResolver(ClusterResolver):
         The hosts of several slices are numbered slice by slice.
 
         Raises:
-            ConfigurationError: The environment has nonsense.
+            ConfigurationError: A variable of the environment is malformed.
             ClusterLookupError: The metadata server does not answer.
         """
         if self._task_id is not None:

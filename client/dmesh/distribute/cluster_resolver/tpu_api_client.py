@@ -51,7 +51,7 @@ class CloudTpu(TpuClient):
         credentials: Of google-auth; None or `default` for the application's default credentials.
         service: An API object to use instead.
         discovery_url: Template of the address of the API's description.
-        policy: How patiently to ask.
+        policy: Limits of its requests.
         environ: The environment variables.
         metadata: The metadata server, if there is one.
 
@@ -273,7 +273,7 @@ def find_tpu(
         credentials: Of google-auth.
         service: An API object.
         discovery_url: Template of the address of the API's description.
-        policy: How patiently to ask.
+        policy: Limits of its requests.
         environ: The environment variables.
         metadata: The metadata server, if there is one.
 

@@ -119,7 +119,7 @@ class TpuClient:
         """Returns which of its hosts this machine is.
 
         Raises:
-            ConfigurationError: The environment has nonsense.
+            ConfigurationError: A variable of the environment is malformed.
         """
         for variable in _WORKER_VARIABLES:
             if text := self._environ.get(variable, "").strip():
@@ -167,7 +167,7 @@ class LocalTpu(TpuClient):
         """Returns this client's id: whoever shares this machine's TPU is a client.
 
         Raises:
-            ConfigurationError: The environment has nonsense.
+            ConfigurationError: A variable of the environment is malformed.
         """
         return config.client_id()
 

@@ -147,7 +147,7 @@ class ClusterCoordinator:
         Raises:
             RemoteFunctionError: One has failed, as for `schedule`.
             PeerLostError: All other clients are gone.
-            StrategyError: The time is over; functions go on.
+            StrategyError: The time ran out; the functions still run.
         """
         self._check()
         if not self._wait(lambda: self._dispatch.error is not None or self._dispatch.idle, timeout):

@@ -33,7 +33,7 @@ class RemoteValue:
             timeout: Seconds to wait; None for no limit.
 
         Raises:
-            RemoteFunctionError: The function raised an error; this is also the built-in that it was.
+            RemoteFunctionError: The function raised an error; this error is also of its built-in type.
             FunctionCancelledError: It was not run, because another one had failed.
             WaitTimeoutError: It has not ended in time.
         """
@@ -90,7 +90,7 @@ class PerWorkerDataset:
         self._make = make
 
     def __iter__(self) -> PerWorkerValue:
-        """Return an iterator over the dataset, of each worker one: an argument for `schedule`."""
+        """Return an iterator that stands for each worker's own, as an argument for `schedule`."""
         return self._make()
 
 

@@ -1,4 +1,4 @@
-"""Task of a cluster that runs scheduled functions, at the name of `tf.distribute.Server`."""
+"""Task of a cluster that runs scheduled functions, under the name of `tf.distribute.Server`."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ _SAVED_BARRIER = "dmesh/preemption-checkpoint"
 
 
 class PreemptionCheckpointHandler:
-    """Saves a checkpoint at the same step of all clients when one of them is about to be taken away.
+    """Saves a checkpoint at the same step of all clients when one of them is about to be preempted.
 
     ```python
     checkpoint = dmesh.train.Checkpoint(weights=weights, step=step)

@@ -12,7 +12,7 @@ __all__ = ["PreemptionWatcher"]
 
 
 class PreemptionWatcher:
-    """Listens for the announcement that a client will be taken away.
+    """Listens for the announcement that a client will be preempted.
 
     ```python
     watcher = dmesh.distribute.experimental.PreemptionWatcher()
@@ -39,7 +39,7 @@ class PreemptionWatcher:
 
     @property
     def preemption_message(self) -> str | None:
-        """Client that will be taken away, and the reason; None without an announcement."""
+        """Client that will be preempted, and the reason; None without an announcement."""
         with self._lock:
             return None if self._notice is None else str(self._notice)
 

@@ -51,7 +51,7 @@ class FakeGoogleApis(FakeService):
         page_size: Most entries of a page, whatever a request asks for.
 
     Attributes:
-        token: As given; who sends another one gets 401.
+        token: As given; requests with another one get 401.
         denied: Parts of paths that the token's owner may not see: 403.
         nodes: TPUs, as `nodes.get` has them, by full name; may be changed.
         instances: Machines, as `instances.get` has them, by name; may be changed.

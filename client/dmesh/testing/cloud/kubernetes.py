@@ -47,7 +47,7 @@ class FakeKubernetes(FakeService):
         page_size: Most pods of a page, whatever a request asks for.
 
     Attributes:
-        token: As given; who sends another one gets 401.
+        token: As given; requests with another one get 401.
         namespaces: Where the token's owner may list pods; None for everywhere. Elsewhere it gets 403.
         pods: The pods by namespace and name; may be changed.
     """

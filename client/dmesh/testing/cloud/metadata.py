@@ -14,8 +14,8 @@ _FLAVOR = {"Metadata-Flavor": "Google", "Server": "Metadata Server for VM"}
 class FakeMetadataServer(FakeService):
     """Tells a virtual machine who it is: project, zone, attributes, a token of its service account.
 
-    Set `GCE_METADATA_HOST` to its `address`. As the real one it refuses who does not send the header
-    `Metadata-Flavor: Google`, or sends `X-Forwarded-For`, and answers 404 to what it does not know.
+    Set `GCE_METADATA_HOST` to its `address`. Like the real one it refuses requests without the header
+    `Metadata-Flavor: Google`, or with `X-Forwarded-For`, and answers 404 to unknown paths.
 
     Args:
         project: The project's id.
