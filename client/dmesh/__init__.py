@@ -22,7 +22,7 @@ from dmesh._lazy_imports import load
 from dmesh._version import __version__
 
 if TYPE_CHECKING:
-    from dmesh import collectives, config, coordination, data, distribute, errors, tpu, train
+    from dmesh import array_api, collectives, config, coordination, data, distribute, errors, tpu, train
     from dmesh.arrays import (
         DTensor,
         ImplicitGatherWarning,
@@ -122,7 +122,9 @@ _HOMES = {
 """Modules of the public names. They are imported when they are first used: the coordination server, the
 command line and the launcher are here, too, and would start half as fast with NumPy and all of the SDK."""
 
-_SUBMODULES = ("collectives", "config", "coordination", "data", "distribute", "errors", "tpu", "train")
+_SUBMODULES = (
+    "array_api", "collectives", "config", "coordination", "data", "distribute", "errors", "tpu", "train",
+)  # fmt: skip
 
 _ALIASES = {
     "initialize_multi_client": "initialize_accelerator_system",
@@ -160,6 +162,7 @@ __all__ = [
     "__version__",
     "arange",
     "array",
+    "array_api",
     "axes",
     "barrier",
     "call_with_layout",
