@@ -11,8 +11,8 @@ with dmesh.default_mesh(mesh):
     xp.matmul(x, xp.matrix_transpose(x)).device  # -> mesh
 ```
 
-All functions but these are NumPy's: those that create arrays, `finfo`, `iinfo`, `from_dlpack`, and
-`__array_namespace_info__`.
+All functions but these are NumPy's: those that create arrays, `sort` and `argsort`, which sort in descending
+order, too, `finfo` and `iinfo`, which take arrays, and `__array_namespace_info__`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from numpy import (
     any,
     argmax,
     argmin,
-    argsort,
     asin,
     asinh,
     astype,
@@ -125,7 +124,6 @@ from numpy import (
     signbit,
     sin,
     sinh,
-    sort,
     sqrt,
     square,
     squeeze,
@@ -173,6 +171,7 @@ from dmesh.array_api._creation import (
     zeros_like,
 )
 from dmesh.array_api._info import __array_namespace_info__, finfo, iinfo
+from dmesh.array_api._sorting import argsort, sort
 from dmesh.arrays.dtensor import API_VERSIONS
 
 __array_api_version__ = API_VERSIONS[-1]

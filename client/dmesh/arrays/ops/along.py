@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from dmesh.arrays.creation import scattered
 from dmesh.arrays.dispatch.operands import bring, check_operand, free_axes, grid_among
 from dmesh.arrays.dispatch.reduction import NO_VALUE, normalized_axes
 from dmesh.arrays.dispatch.registry import implements
@@ -200,17 +201,30 @@ for _f, _n in (
     implements(_f, note="whole dimension")(_statistic(_f, _n))
 
 
+def _edge(value: Any, a: DTensor, dim: int) -> DTensor:
+    """Return what `np.diff` takes before the first element, or after the last one, in the array's layout."""
+    check_operand(value, "np.diff")
+    if not isinstance(value, DTensor):
+        number = np.asarray(value)
+        value = scattered(number, spec_of(a.spec.grid, (), number.dtype))
+    if not value.ndim:
+        broadcast: Any = np.broadcast_to
+        value = broadcast(value, (*a.shape[:dim], 1, *a.shape[dim + 1 :]))
+    return bring(value, value.spec.complete().replace(axes=a.spec.axes), "np.diff")
+
+
 @implements(np.diff)
 def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Any:
     """Return the differences of neighbors."""
-    none = (None, NO_VALUE)
-    if not any(prepend is value for value in none) or not any(append is value for value in none):
-        raise UnshardableError("prepend= and append= of np.diff are not built: np.concatenate does so")
     if n < 0:
         raise ValueError(f"order must be non-negative but got {n}")
+    if n == 0:
+        return a
     (dim,) = normalized_axes(axis, a.ndim)
     lead = (slice(None),) * dim
-    result = a
+    none = (None, NO_VALUE)
+    parts = [a if x is a else _edge(x, a, dim) for x in (prepend, a, append) if not any(x is y for y in none)]
+    result: Any = np.concatenate(parts, dim) if len(parts) > 1 else a
     for _ in range(n):
         after, before = result[(*lead, slice(1, None))], result[(*lead, slice(None, -1))]
         result = after != before if a.dtype == np.bool_ else after - before

@@ -238,6 +238,9 @@ def outer(a: Any, b: Any, out: Any = None) -> Any:
 def _vector(name: str, subscripts: str) -> Callable[..., Any]:
     def function(a: Any, b: Any, /, **kwargs: Any) -> Any:
         _arrays(name, a, b)
+        if name == "np.vecdot":
+            axis = kwargs.pop("axis", -1)
+            a, b = np.moveaxis(a, axis, -1), np.moveaxis(b, axis, -1)
         if kwargs:
             raise UnshardableError(f"{name} of sharded arrays has no argument {next(iter(kwargs))}=")
         x = elementwise(np.conjugate, (a,), {}) if a.dtype.kind == "c" and subscripts[:6] != "...ij," else a
@@ -271,6 +274,30 @@ def linalg_outer(x1: Any, x2: Any, /) -> Any:
     if x1.ndim != 1 or x2.ndim != 1:
         raise ValueError("Input arrays must be one-dimensional")
     return outer(x1, x2)
+
+
+@implements(np.cross)
+def cross(
+    a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None
+) -> Any:
+    """Return the cross products of vectors of three elements."""
+    _arrays("np.cross", a, b)
+    if axis is not None:
+        axisa = axisb = axisc = axis
+    x, y = np.moveaxis(a, axisa, -1), np.moveaxis(b, axisb, -1)
+    if x.shape[-1] != 3 or y.shape[-1] != 3:
+        raise ValueError(
+            f"Both input arrays must be (arrays of) 3-dimensional vectors, but they are {x.shape[-1]} "
+            f"and {y.shape[-1]} dimensional instead."
+        )
+    after, before = [1, 2, 0], [2, 0, 1]
+    return np.moveaxis(x[..., after] * y[..., before] - x[..., before] * y[..., after], -1, axisc)
+
+
+@implements(getattr(np.linalg, "cross", None))
+def linalg_cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
+    """Return the cross products of vectors of three elements."""
+    return cross(x1, x2, axis=axis)
 
 
 @implements(np.linalg.multi_dot)

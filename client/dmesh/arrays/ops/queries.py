@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
 import numpy as np
 
+from dmesh.arrays.dispatch.reduction import normalized_axes
 from dmesh.arrays.dispatch.registry import implements
 from dmesh.arrays.dispatch.ufunc import astype
 from dmesh.arrays.dtensor import DTensor, move
@@ -168,8 +170,8 @@ def corrcoef(x: Any, y: Any = None, rowvar: bool = True, *, dtype: Any = None) -
 @implements(getattr(np.linalg, "vecdot", None))
 def linalg_vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
     """Return the sums of products along a dimension, the first array conjugated."""
-    product: Any = np.conjugate(x1) * x2
-    return product.sum(axis=axis)
+    vecdot: Any = np.vecdot
+    return vecdot(x1, x2, axis=axis)
 
 
 @implements(getattr(np.linalg, "matrix_transpose", None))
@@ -185,9 +187,13 @@ def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any
     if axis is None:
         found = norm(x.reshape(x.size), ord, 0)
         return found.reshape((1,) * x.ndim) if keepdims else found
-    if isinstance(axis, tuple):
-        raise UnshardableError("np.linalg.vector_norm of sharded arrays takes one dimension, or None")
-    return norm(x, ord, axis, keepdims)
+    if not isinstance(axis, tuple):
+        return norm(x, ord, axis, keepdims)
+    dims = normalized_axes(axis, x.ndim)
+    rest = [d for d in range(x.ndim) if d not in dims]
+    flat = x.transpose(*rest, *dims).reshape((*(x.shape[d] for d in rest), math.prod(x.shape[d] for d in dims)))
+    found = norm(flat, ord, -1)
+    return found.reshape([1 if d in dims else n for d, n in enumerate(x.shape)]) if keepdims else found
 
 
 @implements(getattr(np.linalg, "matrix_norm", None))

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dmesh.arrays.creation import from_blocks_of
 from dmesh.arrays.dispatch.operands import bring, check_operand, free_axes, grid_among
 from dmesh.arrays.dispatch.reduction import NO_VALUE, accumulate, normalized_axes, reduce
 from dmesh.arrays.dispatch.registry import implements
@@ -362,23 +363,26 @@ def nancumprod(a: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> 
     return cumprod(_replaced(a, 1.0), axis, dtype, out)
 
 
-def _cumulative(base: Callable[..., Any]) -> Callable[..., Any]:
+def _cumulative(base: Callable[..., Any], identity: int) -> Callable[..., Any]:
     def function(
         x: Any, /, *, axis: Any = None, dtype: Any = None, out: Any = None, include_initial: bool = False
     ) -> Any:
-        if include_initial:
-            raise UnshardableError(
-                "include_initial= is not built: np.concatenate puts the initial value in front"
-            )
         if axis is None and x.ndim > 1:
             raise ValueError("For arrays which have more than one dimension ``axis`` argument is required.")
-        return base(x, 0 if axis is None else axis, dtype, out)
+        found = base(x, 0 if axis is None else axis, dtype, None if include_initial else out)
+        if not include_initial:
+            return found
+        (dim,) = normalized_axes(0 if axis is None else axis, x.ndim)
+        shape = (*x.shape[:dim], 1, *x.shape[dim + 1 :])
+        first = spec_of(found.spec.grid, shape, found.dtype, found.spec.axes)
+        made = from_blocks_of(first, lambda local: np.full(local, identity, first.dtype))
+        return _finish(np.concatenate([made, found], dim), out)
 
     return function
 
 
-implements(getattr(np, "cumulative_sum", None))(_cumulative(cumsum))
-implements(getattr(np, "cumulative_prod", None))(_cumulative(cumprod))
+implements(getattr(np, "cumulative_sum", None))(_cumulative(cumsum, 0))
+implements(getattr(np, "cumulative_prod", None))(_cumulative(cumprod, 1))
 
 
 # Places of extremes -----------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from dmesh.arrays.creation import from_blocks_of
 from dmesh.arrays.dispatch.operands import aligned, bring, check_operand, choose_axes, grid_among
 from dmesh.arrays.dispatch.registry import implements
 from dmesh.arrays.dispatch.ufunc import astype, can_cast, store
-from dmesh.arrays.dtensor import DTensor
+from dmesh.arrays.dtensor import DTensor, move
 from dmesh.arrays.ops import mappings
 from dmesh.arrays.ops.mappings import Pick, map_blocks, moved_dims, pick, place_into
 from dmesh.arrays.spec import WHOLE, spec_of
@@ -208,6 +208,23 @@ def broadcast_arrays(*args: Any, subok: bool = False) -> Any:
         )
     shape = np.broadcast_shapes(*(x.shape for x in args))
     return tuple(broadcast_to(x, shape) for x in args)
+
+
+@implements(np.meshgrid)
+def meshgrid(*xi: Any, copy: bool = True, sparse: bool = False, indexing: str = "xy") -> Any:
+    """Return the coordinates of a grid, each array cut as the vector that it repeats."""
+    del copy
+    if indexing not in ("xy", "ij"):
+        raise ValueError("Valid values for `indexing` are 'xy' and 'ij'.")
+    found = _arrays(xi, "meshgrid")
+    order = list(range(len(found)))
+    if indexing == "xy" and len(found) > 1:
+        order[:2] = 1, 0
+    ones = [1] * len(found)
+    lines = [
+        mappings.reshape(x, (*ones[:at], x.size, *ones[at + 1 :])) for x, at in zip(found, order, strict=True)
+    ]
+    return tuple(lines) if sparse else broadcast_arrays(*lines)
 
 
 # Copies -----------------------------------------------------------------------------------------------------
@@ -494,11 +511,10 @@ def roll(a: Any, shift: Any, axis: Any = None) -> Any:
 
 @implements(np.repeat)
 def repeat(a: Any, repeats: Any, axis: Any = None) -> Any:
-    """Return an array whose elements are repeated along a dimension."""
+    """Return an array whose elements are repeated along a dimension; sharded counts are read whole."""
     x, at = (mappings.reshape(a, (a.size,)), 0) if axis is None else (a, _axis(axis, a.ndim))
-    if isinstance(repeats, DTensor):
-        raise UnshardableError("repeats= must be a plain array or a number: it says how long the result is")
-    indices = np.repeat(np.arange(x.shape[at]), repeats).astype(np.intp)
+    counts = move(repeats, repeats.spec.replicated()).blocks[0] if isinstance(repeats, DTensor) else repeats
+    indices = np.repeat(np.arange(x.shape[at]), counts).astype(np.intp)
     return mappings.take_along(x, indices, at)
 
 
