@@ -67,7 +67,7 @@ def plain(x: Any) -> Any:
         return [plain(getattr(x, name, None)) if name != "dtype" else np.dtype(getattr(x.dtype, "_np_dtype", x.dtype)) for name in names]
     if isinstance(x, type(strict.int8)):
         return np.dtype(x._np_dtype)
-    return np.asarray(x._array) if isinstance(x, type(strict.asarray(1))) else x
+    return np.array(x._array) if isinstance(x, type(strict.asarray(1))) else x
 
 
 def assert_same(found: Any, expected: Any, what: str = "", *, sign: bool = False) -> None:

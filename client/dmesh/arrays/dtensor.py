@@ -13,7 +13,7 @@ from dmesh._lazy_imports import load
 from dmesh.arrays import ledger
 from dmesh.arrays.dispatch.registry import FUNCTIONS, HOOKS, REFUSED, name_of
 from dmesh.arrays.policy import check_gather
-from dmesh.arrays.spec import Spec
+from dmesh.arrays.spec import WHOLE, Spec
 from dmesh.arrays.transfer.execute import run_exchange
 from dmesh.arrays.transfer.mapping import Exchange
 from dmesh.arrays.transfer.plan import Reduce, plan
@@ -290,13 +290,11 @@ class DTensor:
     def __iter__(self) -> Iterator[DTensor]:
         if not self.ndim:
             raise TypeError("iteration over a 0-d array")
-        if self._spec.axes[0] >= 0 and not self._spec.is_whole:
-            raise UnshardableError(
-                f"iteration over {self._spec.describe()} would communicate for each element: use NumPy's "
-                "functions "
-                "on the whole array, or dmesh.shard_map on the blocks"
-            )
-        return (self[at] for at in range(self.shape[0]))
+        with ledger.operation("iteration"):
+            target = self._spec.complete().replace(axes=(WHOLE, *self._spec.axes[1:]))
+            check_gather("iteration", self._spec, target)
+            whole = move(self, target)
+        return (whole[at] for at in range(self.shape[0]))
 
     def __contains__(self, value: Any) -> bool:
         return bool((self == value).any())

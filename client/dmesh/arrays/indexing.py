@@ -78,7 +78,7 @@ def parse(index: Any, shape: tuple[int, ...]) -> Parsed:
     entries = list(index) if isinstance(index, tuple) else [index]
     expanded: list[Any] = []
     for entry in entries:
-        if isinstance(entry, (bool, np.bool_)):
+        if isinstance(entry, (bool, np.bool_)) or getattr(entry, "ndim", 1) == 0 and entry.dtype == np.bool_:
             raise UnshardableError(
                 "a single True or False as an index of a sharded array is refused: use None, or where"
             )
@@ -211,6 +211,8 @@ def getitem(x: DTensor, index: Any) -> DTensor:
     with ledger.operation("x[...]"):
         if isinstance(index, DTensor) and index.dtype == np.bool_ and index.ndim and index.shape == x.shape:
             return compress(x, index)
+        if isinstance(index, DTensor) and index.dtype == np.bool_ and not index.ndim:
+            return getitem(getitem(x, None), slice(None if index.item() else 0))
         parsed = parse(index, x.shape)
         if parsed.advanced is None:
             return _basic(x, parsed)

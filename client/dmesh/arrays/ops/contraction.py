@@ -230,8 +230,9 @@ def outer(a: Any, b: Any, out: Any = None) -> Any:
     _arrays("np.outer", a, b)
     if not isinstance(a, DTensor) or not isinstance(b, DTensor):
         raise UnshardableError("np.outer of a sharded array and a number: use *")
-    x, y = mappings.reshape(a, (a.size, 1)), mappings.reshape(b, (1, b.size))
-    result = elementwise(np.multiply, (x, y), {})
+    x, y = mappings.reshape(a, (a.size,)), mappings.reshape(b, (b.size,))
+    dtype = np.result_type(a.dtype, b.dtype)
+    result = contract("np.outer", np.multiply.outer, x, y, ("a", ), ("b",), ("a", "b"), dtype)
     return result if out is None else store(result, out, "same_kind")
 
 
