@@ -53,7 +53,9 @@ def made(x: Any, library: Any) -> Any:
 def call(function: Callable[..., Any], case: Call, library: Any) -> Any:
     """Call a library's function."""
     with np.errstate(all="ignore"):
-        return function(*made(case.args, library), **{key: made(value, library) for key, value in case.kwargs.items()})
+        return function(
+            *made(case.args, library), **{key: made(value, library) for key, value in case.kwargs.items()}
+        )
 
 
 def plain(x: Any) -> Any:
@@ -64,7 +66,12 @@ def plain(x: Any) -> Any:
         return x.full()
     if hasattr(x, "bits"):  # limits of a dtype
         names = ("bits", "eps", "max", "min", "smallest_normal", "dtype")
-        return [plain(getattr(x, name, None)) if name != "dtype" else np.dtype(getattr(x.dtype, "_np_dtype", x.dtype)) for name in names]
+        return [
+            plain(getattr(x, name, None))
+            if name != "dtype"
+            else np.dtype(getattr(x.dtype, "_np_dtype", x.dtype))
+            for name in names
+        ]
     if isinstance(x, type(strict.int8)):
         return np.dtype(x._np_dtype)
     return np.array(x._array) if isinstance(x, type(strict.asarray(1))) else x
@@ -115,7 +122,11 @@ OPERATORS = {
     "__or__": "bitwise_or", "__xor__": "bitwise_xor", "__lshift__": "bitwise_left_shift", "__rshift__": "bitwise_right_shift",
     "__eq__": "equal", "__ne__": "not_equal", "__lt__": "less", "__le__": "less_equal", "__gt__": "greater", "__ge__": "greater_equal",
 }  # fmt: skip
-IN_PLACE = {f"__i{name[2:]}": function for name, function in OPERATORS.items() if function in BINARY and name[2:4] not in ("eq", "ne", "lt", "le", "gt", "ge")}
+IN_PLACE = {
+    f"__i{name[2:]}": function
+    for name, function in OPERATORS.items()
+    if function in BINARY and name[2:4] not in ("eq", "ne", "lt", "le", "gt", "ge")
+}
 REFLECTED = {f"__r{name[3:]}": function for name, function in IN_PLACE.items()}
 METHODS = (
     *OPERATORS, *IN_PLACE, *REFLECTED, "__matmul__", "__imatmul__", "__rmatmul__", "__array_namespace__", "__bool__", "__complex__", "__dlpack__",
@@ -123,7 +134,12 @@ METHODS = (
 )  # fmt: skip
 ATTRIBUTES = ("T", "device", "dtype", "mT", "ndim", "shape", "size")
 CONSTANTS = ("e", "inf", "nan", "newaxis", "pi")
-_LATER = {"isin", "broadcast_shapes", "Device", "ArrayAPIStrictFlags"}  # of later versions, or array-api-strict's own
+_LATER = {
+    "isin",
+    "broadcast_shapes",
+    "Device",
+    "ArrayAPIStrictFlags",
+}  # of later versions, or array-api-strict's own
 
 
 def _functions(module: Any) -> list[str]:
@@ -165,7 +181,9 @@ def values(dtype: str, shape: Sequence[int], seed: int, low: int = -5) -> np.nda
     numbers = random.integers(0 if kind.kind in "bu" else low, 2 if kind.kind == "b" else 6, tuple(shape))
     if kind.kind in "fc":
         numbers = numbers + random.integers(0, 4, tuple(shape)) / 4
-    return np.asarray(numbers + 0.5j * random.integers(-3, 4, tuple(shape)) if kind.kind == "c" else numbers).astype(kind)
+    return np.asarray(
+        numbers + 0.5j * random.integers(-3, 4, tuple(shape)) if kind.kind == "c" else numbers
+    ).astype(kind)
 
 
 def arrays(pick: Any, kind: str, shape: Sequence[int], low: int = -5) -> Array:
@@ -183,7 +201,9 @@ CASES: dict[tuple[str, str], Builder] = {}
 def case(*names: str, space: str = "") -> Callable[[Builder], Builder]:
     def register(builder: Builder) -> Builder:
         for name in names:
-            CASES[space, name] = lambda pick, name=name: builder(pick) if builder.__code__.co_argcount == 1 else builder(pick, name)
+            CASES[space, name] = lambda pick, name=name: (
+                builder(pick) if builder.__code__.co_argcount == 1 else builder(pick, name)
+            )
         return builder
 
     return register
@@ -215,12 +235,19 @@ def binary(pick, name):
     a, b = _same(pick, BINARY[name])
     shape = pick(shapes())
     low = 0 if name in ("pow", "bitwise_left_shift", "bitwise_right_shift") else -5
-    x, y = values(a, shape, pick(st.integers(0, 1 << 16)), low), values(b, _broadcast(pick, shape), pick(st.integers(0, 1 << 16)), low)
+    x, y = (
+        values(a, shape, pick(st.integers(0, 1 << 16)), low),
+        values(b, _broadcast(pick, shape), pick(st.integers(0, 1 << 16)), low),
+    )
     if name in ("floor_divide", "remainder"):
         y = np.where(y == 0, np.ones((), y.dtype), y)
     if pick(st.integers(0, 3)) == 0 and x.dtype.kind == y.dtype.kind:
         number = {"b": True, "i": 2, "u": 3, "f": 0.5, "c": 1.5 + 2j}[x.dtype.kind]
-        return Call((Array(x), number)) if pick(st.booleans()) or name in ("floor_divide", "remainder") else Call((number, Array(x)))
+        return (
+            Call((Array(x), number))
+            if pick(st.booleans()) or name in ("floor_divide", "remainder")
+            else Call((number, Array(x)))
+        )
     args = (Array(x), Array(y))
     return Call(args if pick(st.booleans()) or name in ("floor_divide", "remainder") else args[::-1])
 
@@ -228,25 +255,44 @@ def binary(pick, name):
 @case("clip")
 def clip(pick):
     x = arrays(pick, "real", pick(shapes()))
-    low = pick(st.sampled_from([None, 0, 1, Array(values(x.values.dtype.name, _broadcast(pick, x.values.shape), 3))]))
+    low = pick(
+        st.sampled_from([None, 0, 1, Array(values(x.values.dtype.name, _broadcast(pick, x.values.shape), 3))])
+    )
     return Call((x,), {"min": low, "max": pick(st.sampled_from([None, 3, Array(np.full_like(x.values, 4))]))})
 
 
 def _axes(pick: Any, ndim: int) -> Any:
     if not ndim:
         return None
-    return pick(st.sampled_from([None, *range(-ndim, ndim), tuple(range(ndim)), (0,), (-1, 0) if ndim > 1 else (0,), ()]))
+    return pick(
+        st.sampled_from(
+            [None, *range(-ndim, ndim), tuple(range(ndim)), (0,), (-1, 0) if ndim > 1 else (0,), ()]
+        )
+    )
 
 
 @case("sum", "prod", "mean", "std", "var", "max", "min", "all", "any", "count_nonzero")
 def reduction(pick, name):
-    kind = {"sum": "numeric", "prod": "numeric", "max": "real", "min": "real", "all": "any", "any": "any", "count_nonzero": "any", "mean": "floating"}.get(name, "float")
+    kind = {
+        "sum": "numeric",
+        "prod": "numeric",
+        "max": "real",
+        "min": "real",
+        "all": "any",
+        "any": "any",
+        "count_nonzero": "any",
+        "mean": "floating",
+    }.get(name, "float")
     x = arrays(pick, kind, pick(shapes(of=some if name in ("mean", "std", "var", "max", "min") else lengths)))
     options = {"axis": _axes(pick, x.values.ndim), "keepdims": pick(st.booleans())}
     if name in ("sum", "prod") and pick(st.booleans()) and x.values.dtype.kind == "f":
         options["dtype"] = Dtype("float64")
     if name in ("std", "var"):
-        dims = range(x.values.ndim) if options["axis"] is None else np.atleast_1d(np.asarray(options["axis"], int)).tolist()
+        dims = (
+            range(x.values.ndim)
+            if options["axis"] is None
+            else np.atleast_1d(np.asarray(options["axis"], int)).tolist()
+        )
         count = math.prod(x.values.shape[d] for d in dims)
         options["correction"] = pick(st.sampled_from([0, 1.0, 0.5])) if count > 1 else 0
     return Call((x,), options)
@@ -256,7 +302,9 @@ def reduction(pick, name):
 def arg_extreme(pick):
     x = arrays(pick, "real", pick(shapes(of=some)))
     ndim = x.values.ndim
-    return Call((x,), {"axis": pick(st.sampled_from([None, *range(-ndim, ndim)])), "keepdims": pick(st.booleans())})
+    return Call(
+        (x,), {"axis": pick(st.sampled_from([None, *range(-ndim, ndim)])), "keepdims": pick(st.booleans())}
+    )
 
 
 @case("cumulative_sum", "cumulative_prod")
@@ -271,7 +319,9 @@ def cumulative(pick):
 @case("sort", "argsort")
 def sort(pick):
     x = arrays(pick, "real", pick(shapes(1)))
-    return Call((x,), {"axis": axis_of(pick, x.values.ndim), "descending": pick(st.booleans()), "stable": True})
+    return Call(
+        (x,), {"axis": axis_of(pick, x.values.ndim), "descending": pick(st.booleans()), "stable": True}
+    )
 
 
 @case("diff")
@@ -312,8 +362,21 @@ def can_cast(pick):
 
 @case("isdtype")
 def isdtype(pick):
-    kinds = ["bool", "signed integer", "unsigned integer", "integral", "real floating", "complex floating", "numeric"]
-    return Call((Dtype(pick(st.sampled_from(DTYPES))), pick(st.sampled_from([*kinds, ("bool", "integral"), Dtype("int8")]))))
+    kinds = [
+        "bool",
+        "signed integer",
+        "unsigned integer",
+        "integral",
+        "real floating",
+        "complex floating",
+        "numeric",
+    ]
+    return Call(
+        (
+            Dtype(pick(st.sampled_from(DTYPES))),
+            pick(st.sampled_from([*kinds, ("bool", "integral"), Dtype("int8")])),
+        )
+    )
 
 
 @case("result_type")
@@ -333,7 +396,9 @@ def take(pick):
     x = arrays(pick, "any", pick(shapes(1, of=some)))
     axis = axis_of(pick, x.values.ndim)
     n = x.values.shape[axis]
-    at = np.array(pick(st.lists(st.integers(-n, n - 1), max_size=6)), pick(st.sampled_from(["int64", "int32"])))
+    at = np.array(
+        pick(st.lists(st.integers(-n, n - 1), max_size=6)), pick(st.sampled_from(["int64", "int32"]))
+    )
     return Call((x, Array(at)), {} if x.values.ndim == 1 and pick(st.booleans()) else {"axis": axis})
 
 
@@ -343,7 +408,9 @@ def take_along_axis(pick):
     axis = axis_of(pick, x.values.ndim)
     shape = tuple(pick(some) if d == axis % x.values.ndim else n for d, n in enumerate(x.values.shape))
     n = x.values.shape[axis]
-    return Call((x, Array(np.random.default_rng(pick(st.integers(0, 999))).integers(-n, n, shape))), {"axis": axis})
+    return Call(
+        (x, Array(np.random.default_rng(pick(st.integers(0, 999))).integers(-n, n, shape))), {"axis": axis}
+    )
 
 
 @case("concat")
@@ -354,7 +421,9 @@ def concat(pick):
     axis = pick(st.sampled_from([None, *range(-len(shape), len(shape))]))
 
     def one(dtype: str, seed: int) -> Array:
-        varied = tuple(pick(lengths) if axis is None or d == axis % len(shape) else n for d, n in enumerate(shape))
+        varied = tuple(
+            pick(lengths) if axis is None or d == axis % len(shape) else n for d, n in enumerate(shape)
+        )
         return Array(values(dtype, varied, seed))
 
     return Call(([one(a, 1), one(b, 2), one(a, 3)],), {"axis": axis})
@@ -364,7 +433,9 @@ def concat(pick):
 def stack(pick):
     shape = pick(shapes())
     a, b = _same(pick, "any")
-    return Call(([Array(values(a, shape, 1)), Array(values(b, shape, 2))],), {"axis": axis_of(pick, len(shape) + 1)})
+    return Call(
+        ([Array(values(a, shape, 1)), Array(values(b, shape, 2))],), {"axis": axis_of(pick, len(shape) + 1)}
+    )
 
 
 @case("unstack")
@@ -397,7 +468,11 @@ def flip(pick):
 def moveaxis(pick):
     x = arrays(pick, "any", pick(shapes(1)))
     n = x.values.ndim
-    return Call((x, axis_of(pick, n), axis_of(pick, n)) if pick(st.booleans()) else (x, tuple(range(n)), tuple(pick(st.permutations(range(n))))))
+    return Call(
+        (x, axis_of(pick, n), axis_of(pick, n))
+        if pick(st.booleans())
+        else (x, tuple(range(n)), tuple(pick(st.permutations(range(n)))))
+    )
 
 
 @case("permute_dims")
@@ -429,13 +504,17 @@ def roll(pick):
     x = arrays(pick, "any", pick(shapes(1)))
     n = x.values.ndim
     axis = pick(st.sampled_from([None, *range(-n, n), tuple(range(n))]))
-    shift = tuple(pick(st.integers(-9, 9)) for _ in axis) if isinstance(axis, tuple) else pick(st.integers(-9, 9))
+    shift = (
+        tuple(pick(st.integers(-9, 9)) for _ in axis) if isinstance(axis, tuple) else pick(st.integers(-9, 9))
+    )
     return Call((x, shift), {"axis": axis})
 
 
 @case("tile")
 def tile(pick):
-    return Call((arrays(pick, "any", pick(shapes(most=2))), tuple(pick(st.lists(st.integers(0, 3), max_size=3)))))
+    return Call(
+        (arrays(pick, "any", pick(shapes(most=2))), tuple(pick(st.lists(st.integers(0, 3), max_size=3))))
+    )
 
 
 @case("meshgrid")
@@ -471,7 +550,13 @@ def searchsorted(pick):
 def where(pick):
     shape = pick(shapes())
     a, b = _same(pick, "any")
-    return Call((arrays(pick, "bool", _broadcast(pick, shape)), Array(values(a, shape, 1)), Array(values(b, _broadcast(pick, shape), 2))))
+    return Call(
+        (
+            arrays(pick, "bool", _broadcast(pick, shape)),
+            Array(values(a, shape, 1)),
+            Array(values(b, _broadcast(pick, shape), 2)),
+        )
+    )
 
 
 @case("unique_all", "unique_counts", "unique_inverse", "unique_values")
@@ -486,7 +571,12 @@ def matmul(pick):
     a, b = _same(pick, "numeric")
     batch = pick(st.sampled_from([(), (), (3,), (5, 2)]))
     left = pick(st.sampled_from([(k,), (*batch, n, k)]))
-    return Call((Array(values(a, left, 1)), Array(values(b, pick(st.sampled_from([(k,), (k, m), (*batch, k, m)])), 2))))
+    return Call(
+        (
+            Array(values(a, left, 1)),
+            Array(values(b, pick(st.sampled_from([(k,), (k, m), (*batch, k, m)])), 2)),
+        )
+    )
 
 
 @case("matrix_transpose")
@@ -500,7 +590,17 @@ def matrix_transpose(pick):
 def tensordot(pick):
     a, b = _same(pick, "numeric")
     n, k, m = (pick(lengths) for _ in range(3))
-    x, y, axes = pick(st.sampled_from([((n, k), (k, m), 1), ((n, k), (n, k), 2), ((n,), (m, k), 0), ((k, n, m), (n, k), ((0, 1), (1, 0))), ((n, k), (m, k), ((-1,), (1,)))]))
+    x, y, axes = pick(
+        st.sampled_from(
+            [
+                ((n, k), (k, m), 1),
+                ((n, k), (n, k), 2),
+                ((n,), (m, k), 0),
+                ((k, n, m), (n, k), ((0, 1), (1, 0))),
+                ((n, k), (m, k), ((-1,), (1,))),
+            ]
+        )
+    )
     return Call((Array(values(a, x, 1)), Array(values(b, y, 2))), {"axes": axes})
 
 
@@ -509,7 +609,9 @@ def tensordot(pick):
 def vecdot(pick):
     a, b = _same(pick, "numeric")
     shape = pick(shapes(1))
-    return Call((Array(values(a, shape, 1)), Array(values(b, shape, 2))), {"axis": pick(st.integers(-len(shape), -1))})
+    return Call(
+        (Array(values(a, shape, 1)), Array(values(b, shape, 2))), {"axis": pick(st.integers(-len(shape), -1))}
+    )
 
 
 # Linear algebra ---------------------------------------------------------------------------------------------
@@ -546,7 +648,11 @@ def solve(pick):
 
 @case("pinv", "matrix_rank", "svdvals", space="linalg")
 def rectangular(pick):
-    shape = (*pick(st.sampled_from([(), (3,)])), pick(st.sampled_from([1, 2, 4, 5])), pick(st.sampled_from([1, 2, 3])))
+    shape = (
+        *pick(st.sampled_from([(), (3,)])),
+        pick(st.sampled_from([1, 2, 4, 5])),
+        pick(st.sampled_from([1, 2, 3])),
+    )
     n = min(shape[-2:])
     x = arrays(pick, "floating", shape).values
     x[..., :n, :n] += 20 * np.eye(n, dtype=x.dtype)  # of full rank, not nearly less
@@ -575,7 +681,13 @@ def diagonal(pick):
 @case("trace", space="linalg")
 def trace(pick):
     x = arrays(pick, "numeric", pick(shapes(2)))
-    return Call((x,), {"offset": pick(st.integers(-3, 3)), "dtype": pick(st.sampled_from([None, Dtype("float64")])) if x.values.dtype.kind == "f" else None})
+    return Call(
+        (x,),
+        {
+            "offset": pick(st.integers(-3, 3)),
+            "dtype": pick(st.sampled_from([None, Dtype("float64")])) if x.values.dtype.kind == "f" else None,
+        },
+    )
 
 
 @case("outer", space="linalg")
@@ -589,13 +701,26 @@ def vector_norm(pick):
     x = arrays(pick, "floating", pick(shapes(of=some)))
     n = x.values.ndim
     axis = pick(st.sampled_from([None, *range(-n, n), *([(0, 1)] if n > 1 else [])]))
-    return Call((x,), {"axis": axis, "keepdims": pick(st.booleans()), "ord": pick(st.sampled_from([1, 2, 3.5, 0, math.inf, -math.inf]))})
+    return Call(
+        (x,),
+        {
+            "axis": axis,
+            "keepdims": pick(st.booleans()),
+            "ord": pick(st.sampled_from([1, 2, 3.5, 0, math.inf, -math.inf])),
+        },
+    )
 
 
 @case("matrix_norm", space="linalg")
 def matrix_norm(pick):
     x = arrays(pick, "floating", pick(shapes(2, of=some)))
-    return Call((x,), {"keepdims": pick(st.booleans()), "ord": pick(st.sampled_from(["fro", "nuc", 1, -1, 2, -2, math.inf, -math.inf]))})
+    return Call(
+        (x,),
+        {
+            "keepdims": pick(st.booleans()),
+            "ord": pick(st.sampled_from(["fro", "nuc", 1, -1, 2, -2, math.inf, -math.inf])),
+        },
+    )
 
 
 # Fourier transforms -----------------------------------------------------------------------------------------
@@ -607,12 +732,21 @@ _NORMS = st.sampled_from(["backward", "ortho", "forward"])
 def fft(pick, name):
     kind = "float" if name in ("rfft", "ihfft") else "complex"
     x = arrays(pick, kind, pick(shapes(1, of=st.sampled_from([2, 3, 4, 5, 7]))))
-    return Call((x,), {"n": pick(st.sampled_from([None, 4, 6])), "axis": axis_of(pick, x.values.ndim), "norm": pick(_NORMS)})
+    return Call(
+        (x,),
+        {
+            "n": pick(st.sampled_from([None, 4, 6])),
+            "axis": axis_of(pick, x.values.ndim),
+            "norm": pick(_NORMS),
+        },
+    )
 
 
 @case("fftn", "ifftn", "rfftn", "irfftn", space="fft")
 def fftn(pick, name):
-    x = arrays(pick, "float" if name == "rfftn" else "complex", pick(shapes(1, of=st.sampled_from([2, 3, 4, 5]))))
+    x = arrays(
+        pick, "float" if name == "rfftn" else "complex", pick(shapes(1, of=st.sampled_from([2, 3, 4, 5])))
+    )
     axes = pick(st.sampled_from([None, tuple(range(x.values.ndim)), (-1,)]))
     s = None if axes is None or pick(st.booleans()) else (4,) * len(axes)
     return Call((x,), {"s": s, "axes": axes, "norm": pick(_NORMS)})
@@ -626,7 +760,10 @@ def fftshift(pick):
 
 @case("fftfreq", "rfftfreq", space="fft")
 def fftfreq(pick):
-    return Call((pick(some),), {"d": pick(st.sampled_from([1.0, 0.25])), "dtype": pick(st.sampled_from([None, Dtype("float32")]))})
+    return Call(
+        (pick(some),),
+        {"d": pick(st.sampled_from([1.0, 0.25])), "dtype": pick(st.sampled_from([None, Dtype("float32")]))},
+    )
 
 
 # Creation ---------------------------------------------------------------------------------------------------
@@ -636,30 +773,58 @@ _DTYPE = st.sampled_from([None, *map(Dtype, INTS + UINTS + FLOATS)])
 
 @case("arange")
 def arange(pick):
-    start, stop, step = pick(st.sampled_from([(0, 7, 1), (5, None, 1), (3, 12, 2), (9, 0, -3), (0.5, 3, 0.25), (4, 4, 1), (0, 5.0, 1), (2, 11, 1)]))
+    start, stop, step = pick(
+        st.sampled_from(
+            [
+                (0, 7, 1),
+                (5, None, 1),
+                (3, 12, 2),
+                (9, 0, -3),
+                (0.5, 3, 0.25),
+                (4, 4, 1),
+                (0, 5.0, 1),
+                (2, 11, 1),
+            ]
+        )
+    )
     dtype = pick(st.sampled_from([None, Dtype("float32"), Dtype("float64")]))
     return Call((start,) if stop is None else (start, stop, step), {"dtype": dtype})
 
 
 @case("linspace")
 def linspace(pick):
-    start, stop = pick(st.sampled_from([(0, 1), (0.5, -3.0), (2, 2)]))
-    return Call((start, stop, pick(lengths)), {"dtype": pick(st.sampled_from([None, Dtype("float32")])), "endpoint": pick(st.booleans())})
+    start, stop = pick(st.sampled_from([(0, 1), (0.5, -3.0), (2, 2), (1j, 2 - 1j)]))
+    dtype = None if isinstance(start, complex) else pick(st.sampled_from([None, Dtype("float32")]))
+    return Call((start, stop, pick(lengths)), {"dtype": dtype, "endpoint": pick(st.booleans())})
 
 
 @case("eye")
 def eye(pick):
-    return Call((pick(lengths), pick(st.sampled_from([None, 0, 3, 5]))), {"k": pick(st.integers(-3, 3)), "dtype": pick(st.sampled_from([None, *map(Dtype, DTYPES)]))})
+    return Call(
+        (pick(lengths), pick(st.sampled_from([None, 0, 3, 5]))),
+        {"k": pick(st.integers(-3, 3)), "dtype": pick(st.sampled_from([None, *map(Dtype, DTYPES)]))},
+    )
 
 
 @case("zeros", "ones")
 def filled(pick):
-    return Call((pick(st.one_of(shapes(), lengths)),), {"dtype": pick(st.sampled_from([None, *map(Dtype, DTYPES)]))})
+    return Call(
+        (pick(st.one_of(shapes(), lengths)),), {"dtype": pick(st.sampled_from([None, *map(Dtype, DTYPES)]))}
+    )
 
 
 @case("full")
 def full(pick):
-    value, dtypes = pick(st.sampled_from([(True, (None, "bool")), (3, (None, *INTS, *UINTS)), (2.5, (None, *FLOATS)), (1j, (None, *COMPLEX))]))
+    value, dtypes = pick(
+        st.sampled_from(
+            [
+                (True, (None, "bool")),
+                (3, (None, *INTS, *UINTS)),
+                (2.5, (None, *FLOATS)),
+                (1j, (None, *COMPLEX)),
+            ]
+        )
+    )
     dtype = pick(st.sampled_from(dtypes))
     return Call((pick(shapes()), value), {"dtype": None if dtype is None else Dtype(dtype)})
 
@@ -676,7 +841,23 @@ def full_like(pick):
 
 @case("asarray")
 def asarray(pick):
-    obj = pick(st.sampled_from([True, 3, 2.5, 1j, [], [1, 2, 3, 4, 5], [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], [True, False], [[]], (1, 2), Array(np.ones((3, 2), "float32"))]))
+    obj = pick(
+        st.sampled_from(
+            [
+                True,
+                3,
+                2.5,
+                1j,
+                [],
+                [1, 2, 3, 4, 5],
+                [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]],
+                [True, False],
+                [[]],
+                (1, 2),
+                Array(np.ones((3, 2), "float32")),
+            ]
+        )
+    )
     return Call((obj,))
 
 

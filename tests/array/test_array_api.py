@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """The Python array API standard, 2024.12, by `dmesh.array_api`: names, signatures, dtypes, results, special values.
 
 What is compared with is array-api-strict. Arrays are sharded: their first dimension is cut, evenly or not.
@@ -62,7 +63,11 @@ def test_arrays_have(name):
 @pytest.mark.parametrize("name", [*standard.CONSTANTS, *standard.DTYPES])
 def test_constants_and_dtypes_are_there(name):
     mine, theirs = getattr(xp, name), getattr(strict, name)
-    assert np.dtype(mine).name == name if name in standard.DTYPES else mine is theirs or mine == theirs or math.isnan(mine)
+    assert (
+        np.dtype(mine).name == name
+        if name in standard.DTYPES
+        else mine is theirs or mine == theirs or math.isnan(mine)
+    )
 
 
 @pytest.mark.parametrize("name", standard.NAMES, ids=ids)
@@ -86,7 +91,8 @@ def test_signatures(name):
                 assert p.default is p.empty or positional[at].default is not p.empty, p
             at += 1
         elif p.kind is p.POSITIONAL_OR_KEYWORD:
-            assert p.name in found and len(positional) > at
+            assert p.name in found
+            assert len(positional) > at
             at += 1
         else:
             assert p.name in found or anything, f"no keyword {p.name}"
@@ -153,7 +159,25 @@ def test_results(name, world, data):
 
 # Elementwise functions --------------------------------------------------------------------------------------
 
-_REAL = [math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -2.0, 3.0, -3.0, 1e300, -1e300, math.pi, 5e-324]
+_REAL = [
+    math.nan,
+    math.inf,
+    -math.inf,
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    0.5,
+    -0.5,
+    2.0,
+    -2.0,
+    3.0,
+    -3.0,
+    1e300,
+    -1e300,
+    math.pi,
+    5e-324,
+]
 
 
 def special(dtype):
@@ -190,13 +214,19 @@ def test_special_values(name, dtypes, world):
 @pytest.mark.parametrize("name", standard.BINARY)
 def test_dtypes_of_results(name):
     """Every pair of dtypes that the standard lets meet, and every dtype with a Python number."""
-    function, mine, numbers = getattr(strict, name), getattr(xp, name), {"b": True, "i": 1, "u": 1, "f": 1.0, "c": 1j}
+    function, mine, numbers = (
+        getattr(strict, name),
+        getattr(xp, name),
+        {"b": True, "i": 1, "u": 1, "f": 1.0, "c": 1j},
+    )
     pairs = list(itertools.product(standard.KINDS[standard.BINARY[name]], repeat=2))
 
     def program():
         for a, b in pairs:
             try:
-                expected = function(strict.ones(5, dtype=getattr(strict, a)), strict.ones(5, dtype=getattr(strict, b)))
+                expected = function(
+                    strict.ones(5, dtype=getattr(strict, a)), strict.ones(5, dtype=getattr(strict, b))
+                )
             except TypeError:
                 continue
             found = mine(xp.ones(5, dtype=getattr(xp, a)), xp.ones(5, dtype=getattr(xp, b)))
@@ -204,7 +234,11 @@ def test_dtypes_of_results(name):
         for a in standard.KINDS[standard.BINARY[name]]:
             x = xp.ones(5, dtype=getattr(xp, a))
             number = numbers[x.dtype.kind]
-            kept = x.dtype if np.asarray(function(strict.ones(5, dtype=getattr(strict, a)), number)._array).dtype != bool else bool
+            kept = (
+                x.dtype
+                if np.asarray(function(strict.ones(5, dtype=getattr(strict, a)), number)._array).dtype != bool
+                else bool
+            )
             assert mine(x, number).dtype == mine(number, x).dtype == kept
 
     on("4 devices", program)
@@ -221,7 +255,15 @@ def test_operators(name, world):
         x, y = (np.where(one == 0, np.ones((), one.dtype), one) for one in (x, y))
         if "shift" in function:
             x, y = abs(x), abs(y)
-        others = [()] if unary else [(Array(y),), (Array(y[:1]),), ({"b": True, "i": 2, "u": 2, "f": 1.5, "c": 2j}[y.dtype.kind],)]
+        others = (
+            [()]
+            if unary
+            else [
+                (Array(y),),
+                (Array(y[:1]),),
+                ({"b": True, "i": 2, "u": 2, "f": 1.5, "c": 2j}[y.dtype.kind],),
+            ]
+        )
         cases += [Call((Array(x), *other)) for other in others]
 
     def apply(library):
@@ -275,7 +317,11 @@ def test_masks(world):
 
     def apply(library):
         x = library.asarray(values)
-        results = [x[x > 4], x[library.asarray([True, False, True, True, False])], x[library.asarray(np.zeros((5, 3), bool))]]
+        results = [
+            x[x > 4],
+            x[library.asarray([True, False, True, True, False])],
+            x[library.asarray(np.zeros((5, 3), bool))],
+        ]
         for truth in (True, False):
             results.append(library.asarray(3.0)[library.asarray(truth)])
         x[x > 4] = 0.0
@@ -292,7 +338,11 @@ def test_numbers(world):
             x = library.asarray([value])[0]
             found += [bool(x)] + ([complex(x)] if not isinstance(value, bool) else [])
             found += [int(x), float(x)] if not isinstance(value, complex) else []
-        return [*found, [10, 20, 30, 40][library.asarray([3])[0]], f"{library.asarray([1.5])[0]:.1f}" if library is xp else "1.5"]
+        return [
+            *found,
+            [10, 20, 30, 40][library.asarray([3])[0]],
+            f"{library.asarray([1.5])[0]:.1f}" if library is xp else "1.5",
+        ]
 
     assert on(world, lambda: apply(xp)) == apply(strict)
 
@@ -343,7 +393,17 @@ def test_inspection():
         assert {key: np.dtype(one).name for key, one in mine.default_dtypes(device=mine.default_device()).items()} == {
             "real floating": "float64", "complex floating": "complex128", "integral": "int64", "indexing": "int64"
         }  # fmt: skip
-        for kind in (None, "bool", "signed integer", "unsigned integer", "integral", "real floating", "complex floating", "numeric", ("bool", "integral")):
+        for kind in (
+            None,
+            "bool",
+            "signed integer",
+            "unsigned integer",
+            "integral",
+            "real floating",
+            "complex floating",
+            "numeric",
+            ("bool", "integral"),
+        ):
             assert set(mine.dtypes(kind=kind)) == set(theirs.dtypes(kind=kind))
 
     on("4 devices", program)
@@ -424,7 +484,9 @@ def test_hypothesis_makes_arrays_of_the_namespace(data):
     mesh = dmesh.create_mesh([("x", 1)])
     with dmesh.default_mesh(mesh):
         strategies = make_strategies_namespace(xp, api_version="2024.12")
-        x = data.draw(strategies.arrays(strategies.numeric_dtypes(), strategies.array_shapes(max_dims=2, max_side=4)))
+        x = data.draw(
+            strategies.arrays(strategies.numeric_dtypes(), strategies.array_shapes(max_dims=2, max_side=4))
+        )
         assert isinstance(x, dmesh.DTensor)
         assert bool(xp.all(xp.equal(x, x) | xp.isnan(x)))
 

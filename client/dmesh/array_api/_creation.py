@@ -53,9 +53,7 @@ def _ndim(shape: Shape) -> int:
     return 1 if isinstance(shape, (int, np.integer)) else len(shape)
 
 
-def asarray(
-    obj: Any, /, *, dtype: Any = None, device: Device = None, copy: bool | None = None
-) -> DTensor:
+def asarray(obj: Any, /, *, dtype: Any = None, device: Device = None, copy: bool | None = None) -> DTensor:
     """Return a sharded array of numbers that all clients have alike, or of an array.
 
     Args:

@@ -10,9 +10,15 @@ from dmesh.array_api._creation import default_device
 from dmesh.arrays.dtensor import DTensor
 from dmesh.mesh import Mesh
 
+_numpy: Any = np.__array_namespace_info__()
 
-class __array_namespace_info__(np.__array_namespace_info__):  # noqa: N801 -- the standard's name
+
+class __array_namespace_info__:
     """What the namespace has: NumPy's dtypes and capabilities, and meshes as devices."""
+
+    def capabilities(self) -> dict[str, Any]:
+        """Return the capabilities: all that the standard knows."""
+        return dict(_numpy.capabilities())
 
     def default_device(self) -> Mesh:
         """Return the mesh of arrays that are created without `device=`."""
@@ -22,15 +28,15 @@ class __array_namespace_info__(np.__array_namespace_info__):  # noqa: N801 -- th
         """Return the default mesh. Other meshes are devices, too."""
         return [default_device()]
 
-    def default_dtypes(self, *, device: Any = None) -> Any:
+    def default_dtypes(self, *, device: Any = None) -> dict[str, Any]:
         """Return the default dtypes, which are NumPy's on all devices."""
         del device
-        return super().default_dtypes()
+        return dict(_numpy.default_dtypes())
 
-    def dtypes(self, *, device: Any = None, kind: Any = None) -> Any:
+    def dtypes(self, *, device: Any = None, kind: Any = None) -> dict[str, Any]:
         """Return the dtypes, which are NumPy's on all devices."""
         del device
-        return super().dtypes(kind=kind)
+        return dict(_numpy.dtypes(kind=kind))
 
 
 def _dtype(type: Any) -> Any:

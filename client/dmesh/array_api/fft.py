@@ -45,8 +45,12 @@ def fftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Device = No
 def rfftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Device = None) -> DTensor:
     """Return the frequencies of `rfft`; see `fftfreq`."""
     return arrays.from_function(
-        lambda i: i * (1 / (n * d)), n // 2 + 1, float if dtype is None else dtype, layout=layout_of(device, 1)
+        lambda i: i * (1 / (n * d)),
+        n // 2 + 1,
+        float if dtype is None else dtype,
+        layout=layout_of(device, 1),
     )
+
 
 __all__ = [
     "fft",

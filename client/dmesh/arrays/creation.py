@@ -152,8 +152,8 @@ def arange(
 
 
 def linspace(
-    start: float,
-    stop: float,
+    start: complex,
+    stop: complex,
     num: int = 50,
     endpoint: bool = True,
     dtype: DTypeLike | None = None,

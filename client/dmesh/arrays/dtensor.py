@@ -137,7 +137,9 @@ class DTensor:
 
     def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
         if api_version is not None and api_version not in API_VERSIONS:
-            raise ValueError(f"dmesh.array_api is version {API_VERSIONS[-1]} of the standard, not {api_version!r}")
+            raise ValueError(
+                f"dmesh.array_api is version {API_VERSIONS[-1]} of the standard, not {api_version!r}"
+            )
         return load("dmesh.array_api")
 
     @property

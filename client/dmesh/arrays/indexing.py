@@ -78,7 +78,9 @@ def parse(index: Any, shape: tuple[int, ...]) -> Parsed:
     entries = list(index) if isinstance(index, tuple) else [index]
     expanded: list[Any] = []
     for entry in entries:
-        if isinstance(entry, (bool, np.bool_)) or getattr(entry, "ndim", 1) == 0 and entry.dtype == np.bool_:
+        if isinstance(entry, (bool, np.bool_)) or (
+            getattr(entry, "ndim", 1) == 0 and entry.dtype == np.bool_
+        ):
             raise UnshardableError(
                 "a single True or False as an index of a sharded array is refused: use None, or where"
             )

@@ -232,7 +232,7 @@ def outer(a: Any, b: Any, out: Any = None) -> Any:
         raise UnshardableError("np.outer of a sharded array and a number: use *")
     x, y = mappings.reshape(a, (a.size,)), mappings.reshape(b, (b.size,))
     dtype = np.result_type(a.dtype, b.dtype)
-    result = contract("np.outer", np.multiply.outer, x, y, ("a", ), ("b",), ("a", "b"), dtype)
+    result = contract("np.outer", np.multiply.outer, x, y, ("a",), ("b",), ("a", "b"), dtype)
     return result if out is None else store(result, out, "same_kind")
 
 
@@ -278,9 +278,7 @@ def linalg_outer(x1: Any, x2: Any, /) -> Any:
 
 
 @implements(np.cross)
-def cross(
-    a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None
-) -> Any:
+def cross(a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None) -> Any:
     """Return the cross products of vectors of three elements."""
     _arrays("np.cross", a, b)
     if axis is not None:

@@ -191,7 +191,9 @@ def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any
         return norm(x, ord, axis, keepdims)
     dims = normalized_axes(axis, x.ndim)
     rest = [d for d in range(x.ndim) if d not in dims]
-    flat = x.transpose(*rest, *dims).reshape((*(x.shape[d] for d in rest), math.prod(x.shape[d] for d in dims)))
+    flat = x.transpose(*rest, *dims).reshape(
+        (*(x.shape[d] for d in rest), math.prod(x.shape[d] for d in dims))
+    )
     found = norm(flat, ord, -1)
     return found.reshape([1 if d in dims else n for d, n in enumerate(x.shape)]) if keepdims else found
 
