@@ -10,12 +10,26 @@
 
 from __future__ import annotations
 
-from dmesh.arrays import axes, debug, random
+from dmesh.arrays import assignment, axes, debug, random
 from dmesh.arrays.creation import arange, eye, from_function, from_local, full, linspace, ones, zeros
 from dmesh.arrays.debug import visualize_sharding
 from dmesh.arrays.dtensor import DTensor, is_dtensor
 from dmesh.arrays.explain import explain
-from dmesh.arrays.ops import along, contraction, queries, reductions, selection, shapes
+from dmesh.arrays.ops import (
+    accumulations,
+    along,
+    counting,
+    diagonals,
+    einsum,
+    fourier,
+    linalg,
+    order_statistics,
+    queries,
+    rearranging,
+    reductions,
+    selection,
+    sets,
+)
 from dmesh.arrays.policy import ImplicitGatherWarning, implicit_gather
 from dmesh.arrays.shard_map import shard_map
 from dmesh.arrays.transfer.functions import (
@@ -30,7 +44,10 @@ from dmesh.arrays.transfer.functions import (
     unpack,
 )
 
-_OPERATIONS = (along, contraction, queries, reductions, selection, shapes)
+_OPERATIONS = (
+    accumulations, along, assignment, counting, diagonals, einsum, fourier, linalg, order_statistics, queries,
+    rearranging, reductions, selection, sets,
+)  # fmt: skip
 """Modules that have entered NumPy's functions into the registry."""
 
 __all__ = [
