@@ -5,7 +5,8 @@
 - `dispatch`, `ops`: NumPy's functions, by the protocols that NumPy has for them.
 - `transfer`: from one placement to another.
 - `policy`, `explain`, `ledger`, `debug`, `display`: what may be gathered, and what moves.
-- `shard_map`: NumPy functions on the blocks.
+- `shard_map`, `operation`: NumPy functions on the blocks; operations of users.
+- `variable`: places for arrays.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dmesh.arrays.creation import arange, eye, from_function, from_local, full, 
 from dmesh.arrays.debug import visualize_sharding
 from dmesh.arrays.dtensor import DTensor, is_dtensor
 from dmesh.arrays.explain import explain
+from dmesh.arrays.operation import ArraySpec, register_op
 from dmesh.arrays.ops import (
     accumulations,
     along,
@@ -43,6 +45,7 @@ from dmesh.arrays.transfer.functions import (
     run_on,
     unpack,
 )
+from dmesh.arrays.variable import DVariable
 
 _OPERATIONS = (
     accumulations, along, assignment, counting, diagonals, einsum, fourier, linalg, order_statistics, queries,
@@ -52,12 +55,14 @@ _OPERATIONS = (
 
 __all__ = [
     "arange",
+    "ArraySpec",
     "axes",
     "call_with_layout",
     "check_layout",
     "copy_to_mesh",
     "debug",
     "DTensor",
+    "DVariable",
     "explain",
     "eye",
     "fetch_layout",
@@ -71,6 +76,7 @@ __all__ = [
     "ones",
     "pack",
     "random",
+    "register_op",
     "relayout",
     "relayout_like",
     "run_on",

@@ -96,7 +96,7 @@ def _check_square(a: Any) -> None:
 
 
 @_cut(np.linalg.cholesky)
-def _cholesky(a: Any, /, *, upper: bool = False) -> DTensor:
+def _cholesky(a: Any, /, *, upper: bool = False) -> Any:
     _check_square(a)
     return elimination.cholesky(a, upper)
 
