@@ -24,7 +24,9 @@ from dmesh._version import __version__
 if TYPE_CHECKING:
     from dmesh import array_api, collectives, config, coordination, data, distribute, errors, tpu, train
     from dmesh.arrays import (
+        ArraySpec,
         DTensor,
+        DVariable,
         ImplicitGatherWarning,
         arange,
         axes,
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
         ones,
         pack,
         random,
+        register_op,
         relayout,
         relayout_like,
         run_on,
@@ -61,6 +64,7 @@ if TYPE_CHECKING:
         num_local_devices,
         preferred_device_type,
     )
+    from dmesh.distribute.dtensor_dataset import DTensorDataset
     from dmesh.distribute.reduce_op import VariableAggregation, VariableSynchronization
     from dmesh.distribute.variable import Variable
     from dmesh.engines.api import launch
@@ -93,11 +97,14 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 _HOMES = {
     "arrays": (
-        "DTensor", "ImplicitGatherWarning", "arange", "axes", "call_with_layout", "check_layout",
+        "ArraySpec", "DTensor", "DVariable", "ImplicitGatherWarning", "arange", "axes",
+        "call_with_layout", "check_layout",
         "copy_to_mesh", "debug", "explain", "eye", "fetch_layout", "from_function", "from_local",
-        "full", "implicit_gather", "is_dtensor", "linspace", "ones", "pack", "random", "relayout",
+        "full", "implicit_gather", "is_dtensor", "linspace", "ones", "pack", "random", "register_op",
+        "relayout",
         "relayout_like", "run_on", "shard_map", "unpack", "visualize_sharding", "zeros",
     ),
+    "distribute.dtensor_dataset": ("DTensorDataset",),
     "config": ("client_id", "full_job_name", "heartbeat_enabled", "job_name", "jobs", "num_clients"),
     "engines.api": ("launch",),
     "devices.device": (
@@ -163,6 +170,7 @@ __all__ = [
     "arange",
     "array",
     "array_api",
+    "ArraySpec",
     "axes",
     "barrier",
     "call_with_layout",
@@ -182,6 +190,8 @@ __all__ = [
     "DeviceSpec",
     "distribute",
     "DTensor",
+    "DTensorDataset",
+    "DVariable",
     "empty",
     "errors",
     "explain",
@@ -220,6 +230,7 @@ __all__ = [
     "progress",
     "random",
     "rank",
+    "register_op",
     "relayout",
     "relayout_like",
     "run_on",

@@ -258,7 +258,7 @@ def clip(pick):
     low = pick(
         st.sampled_from([None, 0, 1, Array(values(x.values.dtype.name, _broadcast(pick, x.values.shape), 3))])
     )
-    return Call((x,), {"min": low, "max": pick(st.sampled_from([None, 3, Array(np.full_like(x.values, 4))]))})
+    return Call((x,), {"min": low, "max": pick(st.sampled_from([None, 7, Array(np.full_like(x.values, 8))]))})
 
 
 def _axes(pick: Any, ndim: int) -> Any:

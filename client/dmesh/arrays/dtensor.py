@@ -332,6 +332,8 @@ class DTensor:
         return HOOKS["ufunc"](ufunc, method, inputs, kwargs)
 
     def __array_function__(self, func: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
+        if any(getattr(kind, "stands_for_array", False) for kind in types):
+            return NotImplemented  # it reads its value, and calls again
         handler = FUNCTIONS.get(func)
         if handler is None:
             return _refuse(func)
