@@ -17,7 +17,7 @@ SANITIZED := build/sanitize
 WHEELS = build/wheels-$(notdir $(PYTHON))
 PROTOC := build/protos/.ready
 
-.PHONY: help demo docs hello test slow faults mpi engines sources gpu-test browser lint format bench bench-coordination bench-peers bench-steps \
+.PHONY: help demo docs hello test slow array-api faults mpi engines sources gpu-test browser lint format bench bench-coordination bench-peers bench-steps \
 	bench-input load load-10k soak \
 	mpi4py-tests native native-current native-sanitize protos cluster docker-test manifests package wheels oldest beside audit clean
 
@@ -46,6 +46,9 @@ test: native-current $(PROTOC) ## Run the default tests, four files at a time: t
 
 slow: native-current ## Build wheels, test each kernel of the native core, also with sanitizers, and measure clusters.
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+array-api: native-current ## Test dmesh.array_api against the Python array API standard, on 4 devices and on 2 clients.
+	$(BIN)/python -m pytest -m 'slow or not slow' $(or $(ARGS),tests/array/test_array_api.py)
 
 faults: native-current ## Kill, freeze, partition and starve real processes (root for all of it); RUNS=20 repeats it and counts.
 	$(BIN)/python -m tests.faults.runs --runs $(RUNS) $(or $(ARGS),tests/faults tests/load)

@@ -22,9 +22,11 @@ from dmesh._lazy_imports import load
 from dmesh._version import __version__
 
 if TYPE_CHECKING:
-    from dmesh import collectives, config, coordination, data, distribute, errors, tpu, train
+    from dmesh import array_api, collectives, config, coordination, data, distribute, errors, tpu, train
     from dmesh.arrays import (
+        ArraySpec,
         DTensor,
+        DVariable,
         ImplicitGatherWarning,
         arange,
         axes,
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
         ones,
         pack,
         random,
+        register_op,
         relayout,
         relayout_like,
         run_on,
@@ -61,6 +64,7 @@ if TYPE_CHECKING:
         num_local_devices,
         preferred_device_type,
     )
+    from dmesh.distribute.dtensor_dataset import DTensorDataset
     from dmesh.distribute.reduce_op import VariableAggregation, VariableSynchronization
     from dmesh.distribute.variable import Variable
     from dmesh.engines.api import launch
@@ -93,11 +97,14 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 _HOMES = {
     "arrays": (
-        "DTensor", "ImplicitGatherWarning", "arange", "axes", "call_with_layout", "check_layout",
+        "ArraySpec", "DTensor", "DVariable", "ImplicitGatherWarning", "arange", "axes",
+        "call_with_layout", "check_layout",
         "copy_to_mesh", "debug", "explain", "eye", "fetch_layout", "from_function", "from_local",
-        "full", "implicit_gather", "is_dtensor", "linspace", "ones", "pack", "random", "relayout",
+        "full", "implicit_gather", "is_dtensor", "linspace", "ones", "pack", "random", "register_op",
+        "relayout",
         "relayout_like", "run_on", "shard_map", "unpack", "visualize_sharding", "zeros",
     ),
+    "distribute.dtensor_dataset": ("DTensorDataset",),
     "config": ("client_id", "full_job_name", "heartbeat_enabled", "job_name", "jobs", "num_clients"),
     "engines.api": ("launch",),
     "devices.device": (
@@ -122,7 +129,9 @@ _HOMES = {
 """Modules of the public names. They are imported when they are first used: the coordination server, the
 command line and the launcher are here, too, and would start half as fast with NumPy and all of the SDK."""
 
-_SUBMODULES = ("collectives", "config", "coordination", "data", "distribute", "errors", "tpu", "train")
+_SUBMODULES = (
+    "array_api", "collectives", "config", "coordination", "data", "distribute", "errors", "tpu", "train",
+)  # fmt: skip
 
 _ALIASES = {
     "initialize_multi_client": "initialize_accelerator_system",
@@ -160,6 +169,8 @@ __all__ = [
     "__version__",
     "arange",
     "array",
+    "array_api",
+    "ArraySpec",
     "axes",
     "barrier",
     "call_with_layout",
@@ -179,6 +190,8 @@ __all__ = [
     "DeviceSpec",
     "distribute",
     "DTensor",
+    "DTensorDataset",
+    "DVariable",
     "empty",
     "errors",
     "explain",
@@ -217,6 +230,7 @@ __all__ = [
     "progress",
     "random",
     "rank",
+    "register_op",
     "relayout",
     "relayout_like",
     "run_on",

@@ -31,6 +31,18 @@ with dmesh.session() as me:
     row[row > 0] = 0
     same(row, np.minimum(values[0], 0))
     same(np.fft.fft(rows, axis=0), np.fft.fft(values, axis=0))
+    same(np.sort(x, axis=0), np.sort(values, 0))
+    line = rows.ravel()
+    same(np.sort(line), np.sort(values, None))
+    same(np.unique(np.round(line)), np.unique(np.round(values)))
+    line[line < 0] = line[line < 0] * 2
+    same(line, np.where(values < 0, values * 2, values).ravel())
+    square = x @ x.T + dmesh.eye(37, layout=Layout(["x", "y"], mesh))
+    whole = square.full()
+    same(np.linalg.cholesky(square), np.linalg.cholesky(whole))
+    same(np.linalg.solve(square, square[:, 0]), np.eye(37)[0])
+    tall = dmesh.copy_to_mesh(np.vstack([values] * 9), Layout(["x", "unsharded"], mesh), uneven=True)
+    same(np.linalg.svdvals(tall), 3 * np.linalg.svdvals(values))
     big = dmesh.ones((1024, 1024), layout=Layout(["x", "y"], mesh))
     assert float((big @ big).sum()) == 1024.0**3
     layout = big.layout
@@ -132,8 +144,9 @@ def test_one_client_that_reads_alone_is_an_error_on_both_with_both_lines():
             assert line.count(" @ ") == 2
 
 
-def test_the_example():
-    script = str(Path(__file__).parents[2] / "examples" / "kmeans_sharded.py")
+@pytest.mark.parametrize("name", ["kmeans_sharded", "mlp_sharded", "pca_sharded", "conjugate_gradient"])
+def test_the_examples(name):
+    script = str(Path(__file__).parents[2] / "examples" / f"{name}.py")
     with run_clients(2, script, environ={"DMESH_NUM_CPU_DEVICES": "2"}) as clients:
         clients[0].wait_for("equals NumPy's: yes")
         assert [client.wait() for client in clients.values()] == [0, 0]

@@ -16,9 +16,10 @@ PAIR = World(2, 2, (4,))
     "operation",
     [
         np.asarray,
+        lambda x: list(x) and x,
         lambda x: x.numpy(),
-        np.sort,
-        lambda x: np.median(x, axis=0),
+        np.unwrap,
+        lambda x: np.quantile(x, 0.5, method="nearest"),
         np.fft.fft,
         lambda x: np.subtract.accumulate(x),
     ],
@@ -70,9 +71,8 @@ def test_plain_arrays_do_not_mix(operation):
 @pytest.mark.parametrize(
     ("operation", "message"),
     [
-        (list, "iteration over .* would communicate"),
         (lambda x: np.convolve(x, x), r"np\.convolve is refused"),
-        (lambda x: np.linalg.lstsq(x, x), r"np\.linalg\.lstsq is refused"),
+        (lambda x: np.unique(x.reshape(3, 3), axis=0), r"axis= of np\.unique is not built"),
         (lambda x: np.add.at(x, [0], 1), r"np\.add\.at is refused"),
         (lambda x: np.add.reduceat(x, [0]), r"np\.add\.reduceat is refused"),
         (lambda x: x.tolist(), r"x\.full\(\)\.tolist\(\)"),

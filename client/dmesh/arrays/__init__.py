@@ -5,17 +5,33 @@
 - `dispatch`, `ops`: NumPy's functions, by the protocols that NumPy has for them.
 - `transfer`: from one placement to another.
 - `policy`, `explain`, `ledger`, `debug`, `display`: what may be gathered, and what moves.
-- `shard_map`: NumPy functions on the blocks.
+- `shard_map`, `operation`: NumPy functions on the blocks; operations of users.
+- `variable`: places for arrays.
 """
 
 from __future__ import annotations
 
-from dmesh.arrays import axes, debug, random
+from dmesh.arrays import assignment, axes, debug, random
 from dmesh.arrays.creation import arange, eye, from_function, from_local, full, linspace, ones, zeros
 from dmesh.arrays.debug import visualize_sharding
 from dmesh.arrays.dtensor import DTensor, is_dtensor
 from dmesh.arrays.explain import explain
-from dmesh.arrays.ops import along, contraction, queries, reductions, selection, shapes
+from dmesh.arrays.operation import ArraySpec, register_op
+from dmesh.arrays.ops import (
+    accumulations,
+    along,
+    counting,
+    diagonals,
+    einsum,
+    fourier,
+    linalg,
+    order_statistics,
+    queries,
+    rearranging,
+    reductions,
+    selection,
+    sets,
+)
 from dmesh.arrays.policy import ImplicitGatherWarning, implicit_gather
 from dmesh.arrays.shard_map import shard_map
 from dmesh.arrays.transfer.functions import (
@@ -29,18 +45,24 @@ from dmesh.arrays.transfer.functions import (
     run_on,
     unpack,
 )
+from dmesh.arrays.variable import DVariable
 
-_OPERATIONS = (along, contraction, queries, reductions, selection, shapes)
+_OPERATIONS = (
+    accumulations, along, assignment, counting, diagonals, einsum, fourier, linalg, order_statistics, queries,
+    rearranging, reductions, selection, sets,
+)  # fmt: skip
 """Modules that have entered NumPy's functions into the registry."""
 
 __all__ = [
     "arange",
+    "ArraySpec",
     "axes",
     "call_with_layout",
     "check_layout",
     "copy_to_mesh",
     "debug",
     "DTensor",
+    "DVariable",
     "explain",
     "eye",
     "fetch_layout",
@@ -54,6 +76,7 @@ __all__ = [
     "ones",
     "pack",
     "random",
+    "register_op",
     "relayout",
     "relayout_like",
     "run_on",

@@ -14,7 +14,6 @@ from dmesh.arrays.grid import grid_of
 from dmesh.arrays.spec import Spec, check_dtype, spec_for
 from dmesh.errors import LayoutError, UnshardableError
 from dmesh.layout import Layout
-from dmesh.mesh import Mesh
 
 
 def from_blocks_of(spec: Spec, make: Callable[[tuple[int, ...]], NDArray[Any]]) -> DTensor:
@@ -152,8 +151,8 @@ def arange(
 
 
 def linspace(
-    start: float,
-    stop: float,
+    start: complex,
+    stop: complex,
     num: int = 50,
     endpoint: bool = True,
     dtype: DTypeLike | None = None,
@@ -225,8 +224,3 @@ def from_local(blocks: Sequence[ArrayLike], layout: Layout, shape: Sequence[int]
     for device in spec.devices:
         found.append(np.ascontiguousarray(arrays[device], dtype=spec.dtype).reshape(arrays[device].shape))
     return DTensor(spec, tuple(found))
-
-
-def replicated_layout(mesh: Mesh, ndim: int) -> Layout:
-    """Return the layout in which every device has the whole array."""
-    return Layout.replicated(mesh, ndim)

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from dmesh._lazy_imports import load
 from dmesh.arrays import ledger
 from dmesh.arrays.dispatch.registry import FUNCTIONS, HOOKS, REFUSED, name_of
 from dmesh.arrays.policy import check_gather
-from dmesh.arrays.spec import Spec
+from dmesh.arrays.spec import WHOLE, Spec
 from dmesh.arrays.transfer.execute import run_exchange
 from dmesh.arrays.transfer.mapping import Exchange
 from dmesh.arrays.transfer.plan import Reduce, plan
-from dmesh.errors import UnshardableError
+from dmesh.errors import MeshMismatchError, UnshardableError
 from dmesh.layout import Layout
 from dmesh.mesh import Mesh
 
 Shards = tuple[NDArray[Any], ...]
+API_VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12")
+"""Versions of the Python array API that `dmesh.array_api` has, the newest one last."""
 
 
 def _operator(ufunc: np.ufunc) -> Callable[[DTensor, Any], Any]:
@@ -103,6 +107,40 @@ class DTensor:
     def mesh(self) -> Mesh:
         """The mesh."""
         return self._spec.grid.mesh
+
+    @property
+    def device(self) -> Mesh:
+        """The mesh, as the Python array API names the place of an array."""
+        return self.mesh
+
+    def to_device(self, device: Mesh | Layout, /, *, stream: Any = None) -> DTensor:
+        """Return the array in another layout of its mesh; itself if it is given the mesh.
+
+        Args:
+            device: A layout, or the mesh of the array.
+            stream: None, for there are no streams.
+
+        Raises:
+            LayoutError: The layout does not fit the array.
+            MeshMismatchError: The device is another mesh than the array's, or lies on one.
+        """
+        if stream is not None:
+            raise ValueError(f"to_device() has no streams, got stream={stream!r:.100}")
+        if device in (self.mesh, self.layout):
+            return self
+        if not isinstance(device, Layout):
+            raise MeshMismatchError(
+                f"to_device() moves an array on its own mesh, {self.mesh!r:.200}, not to {device!r:.200}: "
+                "x.full() and dmesh.copy_to_mesh do"
+            )
+        return HOOKS["relayout"](self, device, uneven=True)  # type: ignore[no-any-return]
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
+        if api_version is not None and api_version not in API_VERSIONS:
+            raise ValueError(
+                f"dmesh.array_api is version {API_VERSIONS[-1]} of the standard, not {api_version!r}"
+            )
+        return load("dmesh.array_api")
 
     @property
     def partial(self) -> tuple[str, ...]:
@@ -203,6 +241,14 @@ class DTensor:
             found = move(self, target).blocks[0].copy()
         return found if dtype is None else found.astype(dtype, copy=False)
 
+    def __dlpack__(self, **options: Any) -> Any:
+        if options.get("copy") is False:
+            raise BufferError("a sharded array cannot be exported without a copy")
+        return self.__array__().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)  # the memory of the host
+
     def item(self, *index: Any) -> Any:
         """Return an element as a Python scalar, on every client."""
         one = self
@@ -246,13 +292,11 @@ class DTensor:
     def __iter__(self) -> Iterator[DTensor]:
         if not self.ndim:
             raise TypeError("iteration over a 0-d array")
-        if self._spec.axes[0] >= 0 and not self._spec.is_whole:
-            raise UnshardableError(
-                f"iteration over {self._spec.describe()} would communicate for each element: use NumPy's "
-                "functions "
-                "on the whole array, or dmesh.shard_map on the blocks"
-            )
-        return (self[at] for at in range(self.shape[0]))
+        with ledger.operation("iteration"):
+            target = self._spec.complete().replace(axes=(WHOLE, *self._spec.axes[1:]))
+            check_gather("iteration", self._spec, target)
+            whole = move(self, target)
+        return (whole[at] for at in range(self.shape[0]))
 
     def __contains__(self, value: Any) -> bool:
         return bool((self == value).any())
@@ -288,6 +332,8 @@ class DTensor:
         return HOOKS["ufunc"](ufunc, method, inputs, kwargs)
 
     def __array_function__(self, func: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
+        if any(getattr(kind, "stands_for_array", False) for kind in types):
+            return NotImplemented  # it reads its value, and calls again
         handler = FUNCTIONS.get(func)
         if handler is None:
             return _refuse(func)

@@ -1,4 +1,4 @@
-"""Indexing of sharded arrays, for reading and writing: slices, integers, `None`, `...`, masks and lists."""
+"""Indexing of sharded arrays: slices, integers, `None`, `...`, masks and lists."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dmesh.arrays import ledger
-from dmesh.arrays.creation import from_blocks_of, scattered
-from dmesh.arrays.dispatch.operands import aligned, bring, check_operand, choose_axes, grid_among, is_scalar
+from dmesh.arrays.dispatch.operands import bring, grid_among
 from dmesh.arrays.dispatch.registry import hook
-from dmesh.arrays.dispatch.ufunc import astype, run_local, store
 from dmesh.arrays.dtensor import DTensor, exchange, move
-from dmesh.arrays.ops.mappings import Pick, moved_dims, pick, put, reshape
-from dmesh.arrays.spec import WHOLE, spec_of
+from dmesh.arrays.ops.mappings import Pick, moved_dims, pick, reshape
+from dmesh.arrays.spec import WHOLE, Bounds, Spec, spec_of
 from dmesh.arrays.transfer.execute import gather_counts
 from dmesh.arrays.transfer.mapping import Dim, Run, Side, plan_exchange, side
 from dmesh.errors import UnshardableError
@@ -56,7 +54,7 @@ def _integer_list(x: Any, length: int, dim: int) -> NDArray[np.intp]:
     return np.where(values < 0, values + length, values)
 
 
-def _plain(x: Any) -> Any:
+def read_whole(x: Any) -> Any:
     """Return an index array as every client has it; sharded ones are read whole."""
     if isinstance(x, DTensor):
         return move(x, x.spec.replicated()).blocks[0]
@@ -78,12 +76,14 @@ def parse(index: Any, shape: tuple[int, ...]) -> Parsed:
     entries = list(index) if isinstance(index, tuple) else [index]
     expanded: list[Any] = []
     for entry in entries:
-        if isinstance(entry, (bool, np.bool_)):
+        if isinstance(entry, (bool, np.bool_)) or (
+            getattr(entry, "ndim", 1) == 0 and entry.dtype == np.bool_
+        ):
             raise UnshardableError(
                 "a single True or False as an index of a sharded array is refused: use None, or where"
             )
         if _is_list(entry):
-            values = _plain(entry)
+            values = read_whole(entry)
             values = np.asarray(values)
             if values.dtype == np.bool_:
                 expanded.append(("mask", values))
@@ -163,9 +163,6 @@ def parse(index: Any, shape: tuple[int, ...]) -> Parsed:
         return Parsed(picks, dropped, new, None)
     together = places == list(range(places[0], places[0] + len(places)))
     at = (first_at or 0) if together else 0
-    if dropped:  # integers broadcast with the lists
-        early = [d for d in dropped if d < lists[0][0]]
-        del early
     shapes = np.broadcast_shapes(*(values.shape for _, values in lists))
     broadcast = tuple(np.broadcast_to(values, shapes) for _, values in lists)
     return Parsed(picks, dropped, new, Advanced(tuple(dim for dim, _ in lists), broadcast, at))
@@ -211,6 +208,8 @@ def getitem(x: DTensor, index: Any) -> DTensor:
     with ledger.operation("x[...]"):
         if isinstance(index, DTensor) and index.dtype == np.bool_ and index.ndim and index.shape == x.shape:
             return compress(x, index)
+        if isinstance(index, DTensor) and index.dtype == np.bool_ and not index.ndim:
+            return getitem(getitem(x, None), slice(None if index.item() else 0))
         parsed = parse(index, x.shape)
         if parsed.advanced is None:
             return _basic(x, parsed)
@@ -270,6 +269,23 @@ def _advanced(x: DTensor, parsed: Parsed) -> DTensor:
 # Masks ------------------------------------------------------------------------------------------------------
 
 
+def counts_of(spec: Spec, mine: Sequence[int]) -> Bounds:
+    """Return where each block of a result begins and ends: the clients tell each other their blocks' lengths.
+
+    Args:
+        spec: Placement of a one-dimensional array, whose slots the blocks belong to.
+        mine: Lengths of this client's blocks.
+    """
+    grid, axis = spec.grid, spec.axes[0]
+    lengths = np.zeros(1 if axis == WHOLE else grid.sizes[axis], np.int64)
+    for slot, length in zip(spec.slots, mine, strict=True):
+        lengths[0 if axis == WHOLE else slot[0]] = length
+    if len(grid.clients) > 1:
+        lengths = gather_counts(grid.group(), lengths).max(axis=0)
+    ends = np.cumsum(lengths).tolist()
+    return tuple((end - n, end) for n, end in zip(lengths.tolist(), ends, strict=True))
+
+
 def counted(x: DTensor, blocks: Sequence[NDArray[Any]]) -> DTensor:
     """Return a one-dimensional array of blocks whose lengths nobody knows yet, in blocks of equal lengths.
 
@@ -277,17 +293,9 @@ def counted(x: DTensor, blocks: Sequence[NDArray[Any]]) -> DTensor:
         x: Array whose slots the blocks belong to: one-dimensional.
         blocks: This client's blocks.
     """
-    spec, grid = x.spec, x.spec.grid
-    axis = spec.axes[0]
-    shards = 1 if axis == WHOLE else grid.sizes[axis]
-    lengths = np.zeros(shards, np.int64)
-    for slot, block in zip(spec.slots, blocks, strict=True):
-        lengths[0 if axis == WHOLE else slot[0]] = len(block)
-    if len(grid.clients) > 1:
-        lengths = gather_counts(grid.group(), lengths).max(axis=0)
-    ends = np.cumsum(lengths)
-    cuts = tuple((int(end - n), int(end)) for n, end in zip(lengths, ends, strict=True))
-    total = int(ends[-1])
+    spec, grid, axis = x.spec, x.spec.grid, x.spec.axes[0]
+    cuts = counts_of(spec, [len(block) for block in blocks])
+    total = cuts[-1][1]
     target = spec_of(grid, (total,), blocks[0].dtype if blocks else x.dtype, spec.axes)
     source = DTensor(spec_of(grid, spec.shape, target.dtype, spec.axes), tuple(blocks))
     mapping = plan_exchange(spec, [Dim(total, Side(axis, cuts), side(target, 0))], target.used)
@@ -306,133 +314,4 @@ def compress(x: DTensor, mask: DTensor) -> DTensor:
     return counted(flat, chosen)
 
 
-# Writing ----------------------------------------------------------------------------------------------------
-
-
-@hook("setitem")
-def setitem(x: DTensor, index: Any, value: Any) -> None:
-    """Carry out `x[index] = value`, which changes this array alone."""
-    with ledger.operation("x[...] = v"):
-        check_operand(value, "x[...] = v")
-        if isinstance(value, DTensor):
-            grid_among([x, value], "x[...] = v")
-        if x.spec.partial:
-            x._memo, whole = None, move(x, x.spec.complete())
-            x._spec, x._shards, x._owned = whole.spec, whole._shards, False
-        if isinstance(index, DTensor) and index.dtype == np.bool_ and index.shape == x.shape:
-            return _set_mask(x, index, value)
-        parsed = parse(index, x.shape)
-        if isinstance(value, DTensor) and value.dtype != x.dtype:
-            value = astype(value, x.dtype)
-        if parsed.advanced is None:
-            return _set_basic(x, parsed, value)
-        return _set_advanced(x, parsed, value)
-
-
-def _set_mask(x: DTensor, mask: DTensor, value: Any) -> None:
-    if isinstance(value, DTensor) and value.ndim:
-        raise UnshardableError(
-            "x[mask] = array is refused: which element goes where depends on the mask's values. "
-            "x[...] = np.where(mask, values, x) takes values of x's shape"
-        )
-    spec = x.spec
-    masked = bring(mask, spec_of(spec.grid, spec.shape, mask.dtype, spec.axes), "x[mask] = v")
-    number = move(value, value.spec.replicated()).blocks[0] if isinstance(value, DTensor) else value
-    for block, where in zip(x.writable(), masked.blocks, strict=True):
-        block[where] = number
-
-
-def _as_values(x: DTensor, value: Any) -> DTensor:
-    """Return a value as an array, replicated if it is a number."""
-    if isinstance(value, DTensor):
-        return value
-    block = np.empty((), x.dtype)
-    block[...] = value
-    return scattered(block, spec_of(x.spec.grid, (), x.dtype))
-
-
-def _set_basic(x: DTensor, parsed: Parsed, value: Any) -> None:
-    if is_scalar(value) and all(
-        one.at == Run() and one.count == n for one, n in zip(parsed.picks, x.shape, strict=True)
-    ):
-        for block in x.writable():
-            block[...] = value
-        return
-    values = _as_values(x, value)
-    shape = [one.count for d, one in enumerate(parsed.picks) if d not in parsed.dropped]
-    for at in sorted(parsed.new):
-        shape.insert(at, 1)
-    np.broadcast_shapes(tuple(shape), values.shape)
-    put(x, parsed.picks, _to_picks(values, shape, parsed, x.ndim))
-
-
-def _to_picks(values: DTensor, shape: list[int], parsed: Parsed, ndim: int) -> DTensor:
-    """Return values with the dimensions of the picks: no new ones, and those that integers index."""
-    lengths = [1] * (len(shape) - values.ndim) + list(values.shape)
-    if len(lengths) > len(shape):
-        extra = len(lengths) - len(shape)
-        if any(n != 1 for n in lengths[:extra]):
-            raise ValueError(
-                f"could not broadcast input array from shape {values.shape} into shape {tuple(shape)}"
-            )
-        lengths = lengths[extra:]
-    if any(n not in (1, m) for n, m in zip(lengths, shape, strict=True)):
-        raise ValueError(
-            f"could not broadcast input array from shape {values.shape} into shape {tuple(shape)}"
-        )
-    for at in sorted(parsed.new, reverse=True):
-        del lengths[at]
-    for d in sorted(parsed.dropped):
-        lengths.insert(d, 1)
-    return reshape(values, tuple(lengths)) if values.shape != tuple(lengths) else values
-
-
-def _set_advanced(x: DTensor, parsed: Parsed, value: Any) -> None:
-    advanced = parsed.advanced
-    assert advanced is not None
-    if (
-        parsed.new
-        or len(advanced.dims) > 1
-        or (
-            parsed.dropped
-            and advanced.at != sum(d < advanced.dims[0] for d in range(x.ndim) if d not in parsed.dropped)
-        )
-    ):
-        raise UnshardableError(
-            "assignment by several lists of indices, or by a list beside None, is refused on sharded "
-            "arrays: assign by one "
-            "list or one mask of x's shape at a time"
-        )
-    dim, indices = advanced.dims[0], advanced.lists[0]
-    picks = list(parsed.picks)
-    picks[dim] = Pick(indices.size, indices.reshape(-1))
-    values = _as_values(x, value)
-    shape = [one.count for d, one in enumerate(parsed.picks) if d not in parsed.dropped]
-    at = dim - sum(d < dim for d in parsed.dropped)
-    if advanced.at != at:
-        raise UnshardableError(
-            "assignment by a list of indices apart from an integer is refused on sharded arrays"
-        )
-    full = [*shape[:at], *indices.shape, *shape[at + 1 :]]
-    if np.broadcast_shapes(tuple(full), values.shape) != tuple(full):
-        raise ValueError(
-            f"could not broadcast input array from shape {values.shape} into shape {tuple(full)}"
-        )
-    if indices.ndim != 1 and values.ndim:
-        values = reshape(_broadcast(values, tuple(full)), (*shape[:at], indices.size, *shape[at + 1 :]))
-    shape[at] = indices.size
-    put(x, picks, _to_picks(values, shape, parsed._replace(new=[]), x.ndim))
-
-
-def _broadcast(x: DTensor, shape: tuple[int, ...]) -> DTensor:
-    axes = choose_axes((x.spec,), shape)
-    target = spec_of(x.spec.grid, shape, x.dtype, axes)
-    placed = x.spec.complete().replace(axes=aligned(x.shape, shape, axes))
-    zeros = from_blocks_of(target, lambda local: np.zeros(local, x.dtype))
-    (result,) = run_local(
-        "broadcast_to", lambda a, b: np.broadcast_to(a, b.shape), [x, zeros], [placed, target], (target,)
-    )
-    return result
-
-
-__all__ = ["compress", "counted", "getitem", "parse", "setitem", "store"]
+__all__ = ["Parsed", "compress", "counted", "counts_of", "getitem", "parse", "read_whole"]

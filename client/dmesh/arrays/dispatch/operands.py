@@ -13,7 +13,7 @@ from dmesh.arrays import ledger
 from dmesh.arrays.dtensor import DTensor, move
 from dmesh.arrays.grid import Grid
 from dmesh.arrays.policy import check_gather, is_larger
-from dmesh.arrays.spec import WHOLE, Spec, spec_of
+from dmesh.arrays.spec import WHOLE, Spec
 from dmesh.arrays.transfer.plan import cost
 from dmesh.errors import MeshMismatchError, UnshardableError
 
@@ -140,17 +140,6 @@ def free_axes(spec: Spec, dims: Iterable[int]) -> Spec:
         if free:
             axes[max(free, key=lambda at: (spec.shape[at], -at))] = axis
     return spec.complete().replace(axes=axes)
-
-
-def result_like(grid: Grid, shape: Sequence[int], dtype: Any, axes: Sequence[int]) -> Spec:
-    """Return the placement of a result; a mesh axis that is named twice cuts the first dimension only."""
-    seen: set[int] = set()
-    unique = []
-    for axis in axes:
-        unique.append(WHOLE if axis in seen else axis)
-        if axis != WHOLE:
-            seen.add(axis)
-    return spec_of(grid, tuple(shape), np.dtype(dtype), unique)
 
 
 def product_of(options: Sequence[Sequence[Any]]) -> Iterable[tuple[Any, ...]]:

@@ -48,6 +48,8 @@ def call(ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs: dict[str
             found = still(ufunc, plan, inputs)
             if found is not None:
                 return found if len(found) > 1 else found[0]
+    if any(getattr(type(x), "stands_for_array", False) for x in inputs):
+        inputs = tuple(x.value() if getattr(type(x), "stands_for_array", False) else x for x in inputs)
     with ledger.operation(f"np.{ufunc.__name__}" + ("" if method == "__call__" else f".{method}")):
         if method == "__call__":
             if ufunc.signature is not None:

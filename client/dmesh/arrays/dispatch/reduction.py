@@ -31,17 +31,25 @@ def normalized_axes(axis: Any, ndim: int) -> tuple[int, ...]:
     return tuple(sorted(np.lib.array_utils.normalize_axis_tuple(axes, ndim)))
 
 
+def is_kept(keepdims: Any) -> bool:
+    """Return whether reduced dimensions stay, with length 1."""
+    return keepdims is not NO_VALUE and bool(keepdims)
+
+
 def reduce(
     ufunc: np.ufunc,
     array: Any,
     axis: Any = 0,
     dtype: Any = None,
     out: Any = None,
-    keepdims: bool = False,
+    keepdims: Any = NO_VALUE,
     initial: Any = NO_VALUE,
-    where: Any = True,
+    where: Any = NO_VALUE,
 ) -> Any:
-    """Reduce dimensions; over those that are cut, the result is left as contributions."""
+    """Reduce dimensions; over those that are cut, the result is left as contributions.
+
+    Arguments are those of NumPy's functions, which pass `NO_VALUE` for what was not given.
+    """
     name = ufunc.__name__
     target = out[0] if isinstance(out, tuple) else out
     if target is not None:
@@ -49,8 +57,8 @@ def reduce(
         dtype = target.dtype if dtype is None else dtype
     if not isinstance(array, DTensor):
         raise UnshardableError(f"np.{name}.reduce of a plain array takes no sharded arguments")
-    keepdims = bool(keepdims) if keepdims is not NO_VALUE else False
-    result = _reduce(ufunc, array, normalized_axes(axis, array.ndim), dtype, keepdims, initial, where)
+    kept, mask = is_kept(keepdims), True if where is NO_VALUE else where
+    result = _reduce(ufunc, array, normalized_axes(axis, array.ndim), dtype, kept, initial, mask)
     return result if target is None else store(result, target, "same_kind")
 
 

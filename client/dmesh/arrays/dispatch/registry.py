@@ -15,7 +15,6 @@ F = TypeVar("F", bound=Handler)
 FUNCTIONS: dict[Callable[..., Any], Handler] = {}
 """Handler of each of NumPy's functions that take sharded arrays."""
 _OBJECTS = "its arguments or results are Python objects, files or text"
-_PLANNED = "not built: the result's length depends on the elements, and needs a distributed sort"
 REFUSED: dict[str, str] = {
     "array2string": "it would gather the array: repr(x) shows this client's blocks",
     "array_repr": "it would gather the array: repr(x) shows this client's blocks",
@@ -24,20 +23,8 @@ REFUSED: dict[str, str] = {
     "savez": "checkpoints of sharded arrays are not built: np.savez(path, x=x.full()) gathers the array",
     "savez_compressed": "checkpoints of sharded arrays are not built: x.full() gathers the array",
     "savetxt": "it would gather the array: np.savetxt(path, x.full())",
-    "unique": _PLANNED,
-    "unique_all": _PLANNED,
-    "unique_counts": _PLANNED,
-    "unique_inverse": _PLANNED,
-    "unique_values": _PLANNED,
-    "union1d": _PLANNED,
-    "intersect1d": _PLANNED,
-    "setdiff1d": _PLANNED,
-    "setxor1d": _PLANNED,
     "nditer": _OBJECTS,
     "fill_diagonal": "it writes to its argument by strides: x[...] = np.where(np.eye(...), value, x)",
-    "put": "it writes by flat indices: x[mask] = value",
-    "place": "which value goes where depends on the mask: x[...] = np.where(mask, values, x)",
-    "putmask": "which value goes where depends on the mask: x[...] = np.where(mask, values, x)",
     "shares_memory": "blocks of sharded arrays share memory until one is written to, which programs "
     "never see",
     "may_share_memory": "blocks of sharded arrays share memory until one is written to, which programs "

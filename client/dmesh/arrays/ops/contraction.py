@@ -1,10 +1,8 @@
-"""Products: matmul, dot, einsum and their relatives, as contractions of labeled dimensions.
+"""Products: matmul, dot and their relatives, as contractions of labeled dimensions.
 
 Each mesh axis cuts at most one label. A label that is summed and cut leaves a partial sum. The smaller
-operand
-may be gathered for that: of all ways, the one that moves the fewest bytes is taken, the reduction of the
-result
-included.
+operand may be gathered for that: of all ways, the one that moves the fewest bytes is taken, the reduction of
+the result included.
 """
 
 from __future__ import annotations
@@ -15,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from dmesh.arrays.dispatch.operands import check_operand, free_axes, grid_among, product_of
+from dmesh.arrays.dispatch.operands import check_operand, grid_among, product_of
 from dmesh.arrays.dispatch.protocol import GENERALIZED
-from dmesh.arrays.dispatch.reduction import normalized_axes, reduce
 from dmesh.arrays.dispatch.registry import implements
 from dmesh.arrays.dispatch.ufunc import astype, elementwise, run_local, store
 from dmesh.arrays.dtensor import DTensor, move
@@ -104,7 +101,8 @@ def contract(
     return result
 
 
-def _arrays(name: str, *operands: Any) -> None:
+def check_arrays(name: str, *operands: Any) -> None:
+    """Refuse operands that do not mix."""
     for x in operands:
         check_operand(x, name)
     grid_among([x for x in operands if isinstance(x, DTensor)], name)
@@ -112,7 +110,7 @@ def _arrays(name: str, *operands: Any) -> None:
 
 def matmul(a: Any, b: Any, /, **kwargs: Any) -> DTensor:
     """Return the matrix product, `np.matmul`."""
-    _arrays("np.matmul", a, b)
+    check_arrays("np.matmul", a, b)
     if not isinstance(a, DTensor) or not isinstance(b, DTensor) or not a.ndim or not b.ndim:
         raise ValueError("matmul: Input operand does not have enough dimensions")
     kwargs = {key: value for key, value in kwargs.items() if key not in ("order", "subok", "casting")}
@@ -171,7 +169,7 @@ GENERALIZED[np.matmul] = matmul
 @implements(np.tensordot)
 def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
     """Return the sum of products over some dimensions of both arrays."""
-    _arrays("np.tensordot", a, b)
+    check_arrays("np.tensordot", a, b)
     if isinstance(axes, (int, np.integer)):
         first, second = list(range(a.ndim - int(axes), a.ndim)), list(range(int(axes)))
     else:
@@ -197,7 +195,7 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
 @implements(np.dot)
 def dot(a: Any, b: Any, out: Any = None) -> Any:
     """Return the dot product."""
-    _arrays("np.dot", a, b)
+    check_arrays("np.dot", a, b)
     if not getattr(a, "ndim", 0) or not getattr(b, "ndim", 0):
         result = elementwise(np.multiply, (a, b), {})
     elif b.ndim == 1:
@@ -210,7 +208,7 @@ def dot(a: Any, b: Any, out: Any = None) -> Any:
 @implements(np.inner)
 def inner(a: Any, b: Any, /) -> Any:
     """Return the sum of products over the last dimensions."""
-    _arrays("np.inner", a, b)
+    check_arrays("np.inner", a, b)
     if not getattr(a, "ndim", 0) or not getattr(b, "ndim", 0):
         return elementwise(np.multiply, (a, b), {})
     return tensordot(a, b, ([a.ndim - 1], [b.ndim - 1]))
@@ -219,7 +217,7 @@ def inner(a: Any, b: Any, /) -> Any:
 @implements(np.vdot)
 def vdot(a: Any, b: Any, /) -> Any:
     """Return the dot product of two arrays as vectors, the first one conjugated."""
-    _arrays("np.vdot", a, b)
+    check_arrays("np.vdot", a, b)
     x = mappings.reshape(elementwise(np.conjugate, (a,), {}), (a.size,))
     return tensordot(x, mappings.reshape(b, (b.size,)), 1)
 
@@ -227,30 +225,13 @@ def vdot(a: Any, b: Any, /) -> Any:
 @implements(np.outer)
 def outer(a: Any, b: Any, out: Any = None) -> Any:
     """Return the products of all pairs of elements."""
-    _arrays("np.outer", a, b)
+    check_arrays("np.outer", a, b)
     if not isinstance(a, DTensor) or not isinstance(b, DTensor):
         raise UnshardableError("np.outer of a sharded array and a number: use *")
-    x, y = mappings.reshape(a, (a.size, 1)), mappings.reshape(b, (1, b.size))
-    result = elementwise(np.multiply, (x, y), {})
+    x, y = mappings.reshape(a, (a.size,)), mappings.reshape(b, (b.size,))
+    dtype = np.result_type(a.dtype, b.dtype)
+    result = contract("np.outer", np.multiply.outer, x, y, ("a",), ("b",), ("a", "b"), dtype)
     return result if out is None else store(result, out, "same_kind")
-
-
-def _vector(name: str, subscripts: str) -> Callable[..., Any]:
-    def function(a: Any, b: Any, /, **kwargs: Any) -> Any:
-        _arrays(name, a, b)
-        if kwargs:
-            raise UnshardableError(f"{name} of sharded arrays has no argument {next(iter(kwargs))}=")
-        x = elementwise(np.conjugate, (a,), {}) if a.dtype.kind == "c" and subscripts[:6] != "...ij," else a
-        return einsum(subscripts, x, b)
-
-    return function
-
-
-for _name, _subscripts in (
-    ("vecdot", "...k,...k->..."), ("matvec", "...ij,...j->...i"), ("vecmat", "...i,...ij->...j")
-):  # fmt: skip
-    if hasattr(np, _name):
-        GENERALIZED[getattr(np, _name)] = _vector(f"np.{_name}", _subscripts)
 
 
 @implements(np.linalg.matmul if hasattr(np.linalg, "matmul") else None)
@@ -273,6 +254,28 @@ def linalg_outer(x1: Any, x2: Any, /) -> Any:
     return outer(x1, x2)
 
 
+@implements(np.cross)
+def cross(a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None) -> Any:
+    """Return the cross products of vectors of three elements."""
+    check_arrays("np.cross", a, b)
+    if axis is not None:
+        axisa = axisb = axisc = axis
+    x, y = np.moveaxis(a, axisa, -1), np.moveaxis(b, axisb, -1)
+    if x.shape[-1] != 3 or y.shape[-1] != 3:
+        raise ValueError(
+            f"Both input arrays must be (arrays of) 3-dimensional vectors, but they are {x.shape[-1]} "
+            f"and {y.shape[-1]} dimensional instead."
+        )
+    after, before = [1, 2, 0], [2, 0, 1]
+    return np.moveaxis(x[..., after] * y[..., before] - x[..., before] * y[..., after], -1, axisc)
+
+
+@implements(getattr(np.linalg, "cross", None))
+def linalg_cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
+    """Return the cross products of vectors of three elements."""
+    return cross(x1, x2, axis=axis)
+
+
 @implements(np.linalg.multi_dot)
 def multi_dot(arrays: Any, *, out: Any = None) -> Any:
     """Return the product of several matrices, from left to right."""
@@ -282,187 +285,10 @@ def multi_dot(arrays: Any, *, out: Any = None) -> Any:
     return result if out is None else store(result, out, "same_kind")
 
 
-@implements(np.linalg.matrix_power)
-def matrix_power(a: Any, n: int) -> Any:
-    """Return a power of a square matrix; negative ones, which need the inverse, are refused."""
-    if a.ndim < 2 or a.shape[-1] != a.shape[-2]:
-        raise np.linalg.LinAlgError("Last 2 dimensions of the array must be square")
-    if n <= 0:
-        raise UnshardableError("np.linalg.matrix_power is built for exponents of 1 and more")
-    result, base = None, a
-    while n:
-        if n & 1:
-            result = base if result is None else matmul(result, base)
-        n >>= 1
-        if n:
-            base = matmul(base, base)
-    return result
-
-
-# Einsum -----------------------------------------------------------------------------------------------------
-
-
-def _parse(subscripts: str, operands: Sequence[DTensor]) -> tuple[list[Labels], Labels]:
-    text = subscripts.replace(" ", "")
-    inputs, arrow, result = text.partition("->")
-    terms = inputs.split(",")
-    if len(terms) != len(operands):
-        raise ValueError(
-            "more operands provided to einstein sum function than specified in the subscripts string"
-            if len(operands) > len(terms)
-            else "fewer operands provided to einstein sum function than specified in the subscripts string"
-        )
-    longest = 0
-    for term, x in zip(terms, operands, strict=True):
-        if "..." in term:
-            longest = max(longest, x.ndim - len(term.replace("...", "")))
-    dots = tuple(f".{i}" for i in range(longest))
-    found = []
-    for term, x in zip(terms, operands, strict=True):
-        before, ellipsis, after = term.partition("...")
-        count = x.ndim - len(before) - len(after)
-        if count < 0 or (count and not ellipsis):
-            raise ValueError(
-                f"einstein sum subscripts string {term!r} does not fit an operand of {x.ndim} dimensions"
-            )
-        found.append((*before, *dots[longest - count :], *after))
-    if arrow:
-        before, ellipsis, after = result.partition("...")
-        out: Labels = (*before, *(dots if ellipsis else ()), *after)
-    else:
-        every = [label for labels in found for label in labels if not label.startswith(".")]
-        out = (*dots, *sorted({label for label in every if every.count(label) == 1}))
-    known = {label for labels in found for label in labels}
-    if any(label not in known for label in out) or len(set(out)) != len(out):
-        raise ValueError(
-            f"einstein sum subscripts string {subscripts!r} has an output that does not fit its inputs"
-        )
-    return found, out
-
-
-@implements(np.einsum)
-def einsum(*operands: Any, out: Any = None, optimize: Any = False, **kwargs: Any) -> Any:
-    """Return sums of products that labels describe; operands are combined from left to right."""
-    del optimize
-    if not operands or not isinstance(operands[0], str):
-        raise UnshardableError(
-            "np.einsum of sharded arrays takes its labels as a string, such as 'ij,jk->ik'"
-        )
-    if any(
-        kwargs.get(key) not in (None, usual)
-        for key, usual in (("dtype", None), ("order", "K"), ("casting", "safe"))
-    ):
-        raise UnshardableError("np.einsum of sharded arrays has no arguments dtype=, order= and casting=")
-    arrays = list(operands[1:])
-    _arrays("np.einsum", *arrays)
-    if not all(isinstance(x, DTensor) for x in arrays):
-        raise UnshardableError("np.einsum of sharded arrays and numbers: multiply the result")
-    terms, result = _parse(operands[0], arrays)
-    labels, x = _reduced(arrays[0], terms[0], set(result).union(*terms[1:]))
-    for at, (y, term) in enumerate(zip(arrays[1:], terms[1:], strict=True), 1):
-        later = set(result).union(*terms[at + 1 :])
-        other, y = _reduced(y, term, set(labels) | later)
-        kept = tuple(dict.fromkeys(label for label in (*labels, *other) if label in later))
-        x = _einsum_pair(x, y, labels, other, kept)
-        labels = kept
-    final = _reduced(x, labels, set(result))
-    labels, x = final
-    x = mappings.moved_dims(x, [labels.index(label) for label in result]) if labels != result else x
-    return x if out is None else store(x, out, "same_kind")
-
-
-def _reduced(x: DTensor, labels: Labels, needed: set[Any]) -> tuple[Labels, DTensor]:
-    """Return an operand without repeated labels, summed over those that nothing else needs."""
-    for label in dict.fromkeys(labels):
-        while labels.count(label) > 1:
-            i = labels.index(label)
-            j = labels.index(label, i + 1)
-            x = _diagonal(x, i, j)
-            labels = (*(one for d, one in enumerate(labels) if d not in (i, j)), label)
-    gone = tuple(d for d, label in enumerate(labels) if label not in needed)
-    if gone:
-        x = reduce(np.add if x.dtype.kind != "b" else np.logical_or, x, gone, x.dtype)
-        labels = tuple(label for d, label in enumerate(labels) if d not in gone)
-    return labels, x
-
-
-def _einsum_pair(a: DTensor, b: DTensor, left: Labels, right: Labels, out: Labels) -> DTensor:
-    lengths: dict[Any, int] = {}
-    for label, n in [*zip(left, a.shape, strict=True), *zip(right, b.shape, strict=True)]:
-        if lengths.get(label, n) not in (n, 1) and n != 1:
-            raise ValueError(
-                f"operands could not be broadcast together: label {label!r} has lengths {lengths[label]} "
-                f"and {n}"
-            )
-        lengths[label] = max(lengths.get(label, 1), n) if n != 0 else 0
-    for number, (x, labels) in enumerate(((a, left), (b, right))):
-        short = [d for d, label in enumerate(labels) if x.shape[d] != lengths[label]]
-        if short:
-            full = _broadcast_to(x, tuple(lengths[label] for label in labels))
-            a, b = (full, b) if number == 0 else (a, full)
-    letters = {label: chr(97 + at) for at, label in enumerate(dict.fromkeys((*left, *right)))}
-    text = ",".join("".join(letters[x] for x in labels) for labels in (left, right))
-    text += "->" + "".join(letters[x] for x in out)
-    dtype = np.result_type(a.dtype, b.dtype)
-    shared = [label for label in left if label in right and label not in out]
-    matrix = not any(label in right for label in left if label in out) and shared
-
-    def kernel(x: Any, y: Any) -> Any:
-        return np.einsum(text, x, y, optimize=bool(matrix))
-
-    return contract("np.einsum", kernel, a, b, left, right, out, dtype)
-
-
-def _broadcast_to(x: DTensor, shape: tuple[int, ...]) -> DTensor:
-    broadcast: Any = np.broadcast_to
-    result: DTensor = broadcast(x, shape)
-    return result
-
-
-def _diagonal(x: DTensor, i: int, j: int, offset: int = 0) -> DTensor:
-    """Return a diagonal of two dimensions, as the last one; both are whole on each device for that."""
-    spec = free_axes(x.spec, [i, j])
-    rows, columns = spec.shape[i], spec.shape[j]
-    count = max(0, min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns))
-    rest = [d for d in range(spec.ndim) if d not in (i, j)]
-    target = spec_of(
-        spec.grid, (*(spec.shape[d] for d in rest), count), spec.dtype, [*(spec.axes[d] for d in rest), WHOLE]
-    )
-    (result,) = run_local("diagonal", lambda b: np.diagonal(b, offset, i, j).copy(), [x], [spec], (target,))
-    return result
-
-
-@implements(np.diagonal)
-def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
-    """Return a diagonal of two dimensions."""
-    (i,), (j,) = normalized_axes(axis1, a.ndim), normalized_axes(axis2, a.ndim)
-    if i == j:
-        raise ValueError("axis1 and axis2 cannot be the same")
-    return _diagonal(a, i, j, offset)
-
-
-@implements(getattr(np.linalg, "diagonal", None))
-def linalg_diagonal(x: Any, /, *, offset: int = 0) -> Any:
-    """Return the diagonals of matrices."""
-    return _diagonal(x, x.ndim - 2, x.ndim - 1, offset)
-
-
-@implements(np.trace)
-def trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None, out: Any = None) -> Any:
-    """Return the sum of a diagonal."""
-    return reduce(np.add, diagonal(a, offset, axis1, axis2), -1, dtype, out)
-
-
-@implements(getattr(np.linalg, "trace", None))
-def linalg_trace(x: Any, /, *, offset: int = 0, dtype: Any = None) -> Any:
-    """Return the sums of the diagonals of matrices."""
-    return reduce(np.add, linalg_diagonal(x, offset=offset), -1, dtype)
-
-
 @implements(np.kron)
 def kron(a: Any, b: Any) -> Any:
     """Return the Kronecker product."""
-    _arrays("np.kron", a, b)
+    check_arrays("np.kron", a, b)
     ndim = max(a.ndim, b.ndim)
     x = mappings.reshape(a, tuple(n for m in (1,) * (ndim - a.ndim) + a.shape for n in (m, 1)))
     y = mappings.reshape(b, tuple(n for m in (1,) * (ndim - b.ndim) + b.shape for n in (1, m)))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
 import numpy as np
 
+from dmesh.arrays.dispatch.reduction import normalized_axes
 from dmesh.arrays.dispatch.registry import implements
 from dmesh.arrays.dispatch.ufunc import astype
-from dmesh.arrays.dtensor import DTensor, move
+from dmesh.arrays.dtensor import DTensor
+from dmesh.arrays.indexing import read_whole
 from dmesh.arrays.ops.selection import local_elementwise, where_
 from dmesh.errors import UnshardableError
 
@@ -17,11 +20,6 @@ from dmesh.errors import UnshardableError
 def _like(x: Any) -> Any:
     """Return something of the same dtype and without elements, for functions that look at that alone."""
     return np.empty(0, x.dtype) if isinstance(x, DTensor) else x
-
-
-def _table(x: Any) -> Any:
-    """Return a table as every client has it; a sharded one is read whole."""
-    return move(x, x.spec.replicated()).blocks[0] if isinstance(x, DTensor) else np.asarray(x)
 
 
 @implements(np.shape, note="local")
@@ -73,21 +71,10 @@ def astype_(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> 
     return astype(x, np.dtype(dtype))
 
 
-@implements(np.searchsorted, note="local")
-def searchsorted(a: Any, v: Any, side: Any = "left", sorter: Any = None) -> Any:
-    """Return where values belong in a sorted table, which every device gets whole."""
-    table, order = _table(a), None if sorter is None else _table(sorter)
-    if not isinstance(v, DTensor):
-        return np.searchsorted(table, v, side, order)
-    return local_elementwise(
-        "searchsorted", lambda b: np.asarray(np.searchsorted(table, b, side, order)), [v], np.intp
-    )
-
-
 @implements(np.digitize, note="local")
 def digitize(x: Any, bins: Any, right: bool = False) -> Any:
     """Return the bins of values; every device gets the bins' edges whole."""
-    edges = _table(bins)
+    edges = np.asarray(read_whole(bins))
     if not isinstance(x, DTensor):
         return np.digitize(x, edges, right)
     np.digitize(np.empty(0), edges, right)  # refuses edges that are not in order
@@ -97,25 +84,12 @@ def digitize(x: Any, bins: Any, right: bool = False) -> Any:
 @implements(np.interp, note="local")
 def interp(x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None, period: Any = None) -> Any:
     """Return values of a piecewise linear function, whose points every device gets whole."""
-    points, values = _table(xp), _table(fp)
+    points, values = np.asarray(read_whole(xp)), np.asarray(read_whole(fp))
     if not isinstance(x, DTensor):
         return np.interp(x, points, values, left, right, period)
     dtype = np.interp(np.zeros(1), points, values).dtype
     return local_elementwise(
         "interp", lambda b: np.asarray(np.interp(b, points, values, left, right, period)), [x], dtype
-    )
-
-
-@implements(np.isin, note="local")
-def isin(
-    element: Any, test_elements: Any, assume_unique: bool = False, invert: bool = False, *, kind: Any = None
-) -> Any:
-    """Return whether elements are among others, which every device gets whole."""
-    table = _table(test_elements)
-    if not isinstance(element, DTensor):
-        return np.isin(element, table, assume_unique, invert, kind=kind)
-    return local_elementwise(
-        "isin", lambda b: np.asarray(np.isin(b, table, False, invert, kind=kind)), [element], bool
     )
 
 
@@ -168,8 +142,8 @@ def corrcoef(x: Any, y: Any = None, rowvar: bool = True, *, dtype: Any = None) -
 @implements(getattr(np.linalg, "vecdot", None))
 def linalg_vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
     """Return the sums of products along a dimension, the first array conjugated."""
-    product: Any = np.conjugate(x1) * x2
-    return product.sum(axis=axis)
+    vecdot: Any = np.vecdot
+    return vecdot(x1, x2, axis=axis)
 
 
 @implements(getattr(np.linalg, "matrix_transpose", None))
@@ -185,9 +159,15 @@ def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any
     if axis is None:
         found = norm(x.reshape(x.size), ord, 0)
         return found.reshape((1,) * x.ndim) if keepdims else found
-    if isinstance(axis, tuple):
-        raise UnshardableError("np.linalg.vector_norm of sharded arrays takes one dimension, or None")
-    return norm(x, ord, axis, keepdims)
+    if not isinstance(axis, tuple):
+        return norm(x, ord, axis, keepdims)
+    dims = normalized_axes(axis, x.ndim)
+    rest = [d for d in range(x.ndim) if d not in dims]
+    flat = x.transpose(*rest, *dims).reshape(
+        (*(x.shape[d] for d in rest), math.prod(x.shape[d] for d in dims))
+    )
+    found = norm(flat, ord, -1)
+    return found.reshape([1 if d in dims else n for d, n in enumerate(x.shape)]) if keepdims else found
 
 
 @implements(getattr(np.linalg, "matrix_norm", None))

@@ -19,10 +19,10 @@ from dmesh.arrays.dispatch.operands import (
 from dmesh.arrays.dispatch.reduction import NO_VALUE, normalized_axes, reduce
 from dmesh.arrays.dispatch.registry import implements
 from dmesh.arrays.dispatch.ufunc import astype, elementwise, run_local, store
-from dmesh.arrays.dtensor import DTensor, move
-from dmesh.arrays.indexing import compress, counted
+from dmesh.arrays.dtensor import DTensor
+from dmesh.arrays.indexing import compress, counted, read_whole
 from dmesh.arrays.ops import mappings
-from dmesh.arrays.spec import WHOLE, spec_of
+from dmesh.arrays.spec import spec_of
 from dmesh.errors import UnshardableError
 
 _f: Any  # NumPy's functions, by families
@@ -211,15 +211,6 @@ def array_equiv(a1: Any, a2: Any) -> bool:
 # Lists of elements ------------------------------------------------------------------------------------------
 
 
-def _indices(indices: Any) -> Any:
-    """Return indices as every client has them; sharded ones are read whole."""
-    return (
-        move(indices, indices.spec.replicated()).blocks[0]
-        if isinstance(indices, DTensor)
-        else np.asarray(indices)
-    )
-
-
 @implements(np.take)
 def take(a: Any, indices: Any, axis: Any = None, out: Any = None, mode: str = "raise") -> Any:
     """Return the elements at a list of indices of a dimension; sharded indices are read whole."""
@@ -228,7 +219,7 @@ def take(a: Any, indices: Any, axis: Any = None, out: Any = None, mode: str = "r
             "np.take from a plain array by sharded indices: dmesh.copy_to_mesh makes it a sharded one"
         )
     x, dim = (mappings.reshape(a, (a.size,)), 0) if axis is None else (a, normalized_axes(axis, a.ndim)[0])
-    values = _indices(indices)
+    values = np.asarray(read_whole(indices))
     if values.dtype.kind not in "iu" and values.size:
         raise TypeError(
             f"Cannot cast array data from {values.dtype!r} to dtype('int64') according to the rule 'safe'"
@@ -252,7 +243,7 @@ def take(a: Any, indices: Any, axis: Any = None, out: Any = None, mode: str = "r
 @implements(np.compress)
 def compress_(condition: Any, a: Any, axis: Any = None, out: Any = None) -> Any:
     """Return the elements of a dimension where a condition is true; a sharded condition is read whole."""
-    chosen = np.flatnonzero(_indices(condition))
+    chosen = np.flatnonzero(np.asarray(read_whole(condition)))
     return take(a, chosen, axis, out)
 
 
@@ -261,7 +252,7 @@ def extract(condition: Any, arr: Any) -> Any:
     """Return the elements where a condition is true."""
     if isinstance(condition, DTensor) and isinstance(arr, DTensor) and condition.shape == arr.shape:
         return compress(arr, condition if condition.dtype == np.bool_ else astype(condition, np.dtype(bool)))
-    return take(arr, np.flatnonzero(_indices(condition)))
+    return take(arr, np.flatnonzero(np.asarray(read_whole(condition))))
 
 
 @implements(np.flatnonzero)
@@ -298,122 +289,3 @@ def nonzero(a: Any) -> Any:
 def argwhere(a: Any) -> Any:
     """Return the indices of the elements that are not zero, one row for each."""
     return np.stack(nonzero(np.atleast_1d(a)), axis=1)[:, : a.ndim]
-
-
-def _triangle(lower: bool) -> Any:
-    def function(m: Any, k: int = 0) -> Any:
-        x: Any = m if m.ndim > 1 else np.broadcast_to(m, (m.shape[0], m.shape[0]))
-        spec = x.spec.complete()
-        there = bring(x, spec, "np.tril" if lower else "np.triu")
-        if there._shards is None:
-            return DTensor(spec, None)
-        blocks = []
-        for region, block in zip(spec.regions, there.blocks, strict=True):
-            rows = np.arange(*region[-2])[:, None]
-            columns = np.arange(*region[-1])
-            keep = columns - rows <= k if lower else columns - rows >= k
-            blocks.append(np.where(keep, block, np.zeros((), block.dtype)))
-        return DTensor(spec, tuple(blocks))
-
-    return function
-
-
-implements(np.tril)(_triangle(True))
-implements(np.triu)(_triangle(False))
-
-
-@implements(np.diag)
-def diag(v: Any, k: int = 0) -> Any:
-    """Return a diagonal of a matrix, or the matrix of a diagonal."""
-    if v.ndim == 2:
-        return np.diagonal(v, k)
-    if v.ndim != 1:
-        raise ValueError("Input must be 1- or 2-d.")
-    n = v.shape[0] + abs(k)
-    row: Any = np.pad(v, (max(k, 0), max(-k, 0)))
-    whole: Any = np.broadcast_to(row, (n, n))
-    target = whole.spec
-    if whole._shards is None:
-        return DTensor(target, None)
-    blocks = []
-    for region, block in zip(target.regions, whole.blocks, strict=True):
-        on = np.arange(*region[1]) - np.arange(*region[0])[:, None] == k
-        blocks.append(np.where(on, block, np.zeros((), block.dtype)))
-    return DTensor(target, tuple(blocks))
-
-
-@implements(np.diagflat)
-def diagflat(v: Any, k: int = 0) -> Any:
-    """Return the matrix of a diagonal."""
-    return diag(mappings.reshape(v, (v.size,)), k)
-
-
-@implements(np.vander)
-def vander(x: Any, N: Any = None, increasing: bool = False) -> Any:
-    """Return the powers of the elements, one row for each."""
-    n = x.shape[0] if N is None else N
-    dtype = np.vander(np.ones(1, x.dtype), n).dtype
-    spec = x.spec.complete()
-    target = spec_of(spec.grid, (x.shape[0], n), dtype, (spec.axes[0], WHOLE))
-    (result,) = run_local("vander", lambda b: np.vander(b, n, increasing), [x], [spec], (target,))
-    return result
-
-
-@implements(np.bincount)
-def bincount(x: Any, /, weights: Any = None, minlength: int = 0) -> Any:
-    """Return how often each number occurs, as a partial sum."""
-    if x.ndim != 1:
-        raise ValueError("object too deep for desired array")
-    if x.dtype.kind not in "iub":
-        raise TypeError(
-            f"Cannot cast array data from {x.dtype!r} to dtype('int64') according to the rule 'safe'"
-        )
-    highest = int(reduce(np.maximum, x, None).item()) if x.size else -1
-    if x.size and int(reduce(np.minimum, x, None).item()) < 0:
-        raise ValueError("'list' argument must have no negative elements")
-    n = max(highest + 1, minlength)
-    spec = x.spec.complete()
-    over = [axis for axis in spec.axes if axis != WHOLE]
-    operands: list[Any] = [x]
-    placed: list[Any] = [spec]
-    if weights is not None:
-        check_operand(weights, "np.bincount")
-        operands.append(weights)
-        placed.append(weights.spec.complete().replace(axes=spec.axes))
-    dtype = np.dtype(np.intp if weights is None else np.float64)
-    target = spec_of(spec.grid, (n,), dtype, None, over, "sum" if over else "")
-    (result,) = run_local("bincount", lambda b, w=None: np.bincount(b, w, n), operands, placed, (target,))
-    return result
-
-
-@implements(np.histogram)
-def histogram(a: Any, bins: Any = 10, range: Any = None, density: Any = None, weights: Any = None) -> Any:
-    """Return how many elements lie in each bin, as a partial sum, and the bins' edges as a plain array."""
-    if weights is not None or isinstance(bins, (str, DTensor)):
-        raise UnshardableError(
-            "np.histogram of sharded arrays takes no weights=, and bins as a number or a plain array"
-        )
-    flat = mappings.reshape(a, (a.size,)) if a.ndim != 1 else a
-    if range is None and np.ndim(bins) == 0 and a.size:
-        range = (reduce(np.minimum, flat, None).item(), reduce(np.maximum, flat, None).item())
-    edges = np.histogram_bin_edges(np.empty(0, a.dtype), bins, range)
-    spec = flat.spec.complete()
-    over = [axis for axis in spec.axes if axis != WHOLE]
-    target = spec_of(spec.grid, (len(edges) - 1,), np.dtype(np.intp), None, over, "sum" if over else "")
-
-    def kernel(block: Any) -> Any:
-        return np.histogram(block, bins, range)[0] if np.ndim(bins) == 0 else np.histogram(block, bins)[0]
-
-    (counts,) = run_local("histogram", kernel, [flat], [spec], (target,))
-    if density:
-        return elementwise(np.true_divide, (counts, reduce(np.add, counts, None)), {}) / _widths(
-            counts, edges
-        ), edges
-    return counts, edges
-
-
-def _widths(like: DTensor, edges: Any) -> DTensor:
-    from dmesh.arrays.creation import scattered
-
-    widths = np.diff(edges)
-    return scattered(widths, spec_of(like.spec.grid, widths.shape, widths.dtype))

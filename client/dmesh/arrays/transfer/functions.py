@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dmesh.arrays import ledger
 from dmesh.arrays.creation import from_local, scattered
+from dmesh.arrays.dispatch.registry import hook
 from dmesh.arrays.dtensor import DTensor, is_dtensor, move
 from dmesh.arrays.grid import grid_of
 from dmesh.arrays.spec import Spec, check_dtype, spec_for
@@ -43,6 +44,7 @@ def copy_to_mesh(
     return relayout(tensor, layout, uneven=uneven)
 
 
+@hook("relayout")
 def relayout(
     tensor: ArrayLike | DTensor, layout: Layout, name: str | None = None, *, uneven: bool = False
 ) -> DTensor:

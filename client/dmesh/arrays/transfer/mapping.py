@@ -58,6 +58,8 @@ class Dim:
     """Number of pairs."""
     source: Side
     target: Side
+    parts: tuple[Part, ...] | None = None
+    """What goes where, if it is known beforehand: the indices of both sides are not read then."""
 
 
 class Part(NamedTuple):
@@ -136,6 +138,9 @@ def _run_slice(run: Run, begin: int, end: int, origin: int) -> slice:
 def _parts(dim: Dim) -> Iterator[Part]:
     """Yield the parts of a dimension in the order of source and target."""
     source, target, count = dim.source, dim.target, dim.count
+    if dim.parts is not None:
+        yield from dim.parts
+        return
     if isinstance(source.at, Run) and isinstance(target.at, Run):
         for k, (low, high) in enumerate(source.cuts):
             begin, end = _within(source.at, count, low, high)

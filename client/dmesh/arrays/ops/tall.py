@@ -1,0 +1,152 @@
+"""Factorizations of tall matrices that are cut along their rows: QR of each block, then of all R (TSQR).
+
+The columns are few: the R of all blocks fit on each device, and are the only thing that travels. A matrix
+that is not tall has to be gathered for that, and the policy of implicit gathers decides.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dmesh.arrays.dispatch.operands import bring
+from dmesh.arrays.dispatch.ufunc import astype, elementwise, run_local
+from dmesh.arrays.dtensor import DTensor, exchange
+from dmesh.arrays.ops.contraction import matmul
+from dmesh.arrays.ops.mappings import moved_dims, reshape
+from dmesh.arrays.policy import check_gather
+from dmesh.arrays.spec import WHOLE, spec_of
+from dmesh.arrays.transfer.mapping import Dim, Side, plan_exchange, side
+from dmesh.errors import UnshardableError
+
+
+def tsqr(name: str, a: DTensor) -> tuple[DTensor, DTensor]:
+    """Return Q, cut along its rows, and R, which every device has whole."""
+    kind = np.linalg.qr(np.eye(1, dtype=a.dtype))[1].dtype
+    axis = a.spec.axes[0] if a.spec.axes[0] != WHOLE else a.spec.axes[1]
+    x = bring(astype(a, kind), a.spec.complete().replace(axes=(axis, WHOLE), dtype=kind), name)
+    spec, columns = x.spec, a.shape[1]
+    cuts, end = [], 0
+    for start, stop in spec.cuts(0):
+        cuts.append((end, end + min(stop - start, columns)))
+        end = cuts[-1][1]
+    if end >= spec.shape[0]:
+        check_gather(name, spec, spec.replicated())
+    stacked = spec_of(spec.grid, (end, columns), kind)
+    dims = [
+        Dim(end, Side(axis, tuple(cuts)), side(stacked, 0)),
+        Dim(columns, side(spec, 1), side(stacked, 1)),
+    ]
+    plan = plan_exchange(spec, dims, ())
+    few = min(spec.shape)
+    q_spec, r_spec = spec.replace(shape=(spec.shape[0], few)), spec_of(spec.grid, (few, columns), kind)
+    parts = None if x._shards is None else [np.linalg.qr(block) for block in x.blocks]
+    tops = DTensor(spec, None if parts is None else tuple(r for _, r in parts))
+    stack = exchange(tops, plan, stacked)
+    if parts is None:
+        return DTensor(q_spec, None), DTensor(r_spec, None)
+    rotation, r = np.linalg.qr(stack.blocks[0])
+    made = []
+    for slot, (q, _) in zip(spec.slots, parts, strict=True):
+        low, high = cuts[slot[0] if slot else 0]
+        made.append(q @ rotation[low:high])
+    return DTensor(q_spec, tuple(made)), DTensor(r_spec, (r,))
+
+
+def _adjoint(x: DTensor) -> DTensor:
+    return moved_dims(elementwise(np.conjugate, (x,), {}), (1, 0))
+
+
+def _small(name: str, kernel: Any, x: DTensor, *shapes: tuple[tuple[int, ...], Any]) -> tuple[DTensor, ...]:
+    """Call a kernel on an array that every device has whole."""
+    targets = [spec_of(x.spec.grid, shape, np.dtype(dtype)) for shape, dtype in shapes]
+    return run_local(name, kernel, [x], [x.spec.replicated()], targets)
+
+
+def qr(a: DTensor, mode: str) -> Any:
+    """Return the QR factors of a tall matrix; up to the signs of rows, R is NumPy's."""
+    if mode not in ("reduced", "r") and not (mode == "complete" and a.shape[0] <= a.shape[1]):
+        raise UnshardableError(
+            f"np.linalg.qr of a matrix that is cut is built for mode='reduced' and 'r', not {mode!r}"
+        )
+    q, r = tsqr("np.linalg.qr", a)
+    result: Any = type(np.linalg.qr(np.eye(1)))
+    return r if mode == "r" else result(q, r)
+
+
+def thin_svd(name: str, a: DTensor) -> tuple[DTensor, DTensor, DTensor]:
+    """Return the thin singular value decomposition of a matrix that is tall, or wide."""
+    if a.shape[0] < a.shape[1]:
+        u, s, v = thin_svd(name, _adjoint(a))
+        return _adjoint(v), s, _adjoint(u)
+    q, r = tsqr(name, a)
+    n = r.shape[0]
+    real = np.empty(0, r.dtype).real.dtype
+    u, s, v = _small(
+        name,
+        lambda b: tuple(np.linalg.svd(b, full_matrices=False)),
+        r,
+        ((n, n), r.dtype),
+        ((n,), real),
+        (r.shape, r.dtype),
+    )
+    return matmul(q, u), s, v
+
+
+def svdvals(name: str, a: DTensor) -> DTensor:
+    """Return the singular values of a matrix that is tall, or wide."""
+    _, r = tsqr(name, a if a.shape[0] >= a.shape[1] else _adjoint(a))
+    real = np.empty(0, r.dtype).real.dtype
+    return _small(name, lambda b: np.linalg.svd(b, compute_uv=False), r, ((r.shape[0],), real))[0]
+
+
+def svd(a: DTensor, full_matrices: bool, compute_uv: bool) -> Any:
+    """Return the singular value decomposition."""
+    if not compute_uv:
+        return svdvals("np.linalg.svd", a)
+    if full_matrices and a.shape[0] != a.shape[1]:
+        raise UnshardableError(
+            "np.linalg.svd of a matrix that is cut takes full_matrices=False: the full ones would be squares "
+            "of its length"
+        )
+    result: Any = type(np.linalg.svd(np.eye(1)))
+    return result(*thin_svd("np.linalg.svd", a))
+
+
+def _inverted(s: DTensor, cutoff: float) -> DTensor:
+    def inverted(values: Any) -> Any:
+        large = values > cutoff * values.max(initial=0)
+        return np.divide(1, values, where=large, out=np.zeros_like(values))
+
+    return _small("linalg.pinv", inverted, s, (s.shape, s.dtype))[0]
+
+
+def pinv(a: DTensor, rcond: Any) -> DTensor:
+    """Return the pseudo-inverse."""
+    u, s, v = thin_svd("np.linalg.pinv", a)
+    cutoff = max(a.shape) * np.finfo(s.dtype).eps if rcond is None else float(rcond)
+    return matmul(elementwise(np.multiply, (_adjoint(v), _inverted(s, cutoff)), {}), _adjoint(u))
+
+
+def lstsq(a: DTensor, b: DTensor, rcond: Any) -> tuple[DTensor, DTensor, int, DTensor]:
+    """Return the least-squares solution, the residuals, the rank, and the singular values."""
+    right = reshape(b, (*b.shape, 1)) if b.ndim == 1 else b
+    kind = np.linalg.solve(np.eye(1, dtype=a.dtype), np.ones(1, b.dtype)).dtype
+    x, y = astype(a, kind), astype(right, kind)
+    u, s, v = thin_svd("np.linalg.lstsq", x)
+    eps = np.finfo(s.dtype).eps
+    cutoff = eps * max(a.shape) if rcond is None else eps if rcond < 0 else float(rcond)
+    values = s.blocks[0]
+    rank = int(np.count_nonzero(values > cutoff * values.max(initial=0)))
+    weights = elementwise(np.multiply, (_adjoint(v), _inverted(s, cutoff)), {})
+    found = matmul(weights, matmul(_adjoint(u), y))
+    if rank == a.shape[1] < a.shape[0]:
+        left = elementwise(np.subtract, (y, matmul(x, found)), {})
+        size: Any = np.sum(
+            np.real(elementwise(np.multiply, (left, elementwise(np.conjugate, (left,), {})), {})), axis=0
+        )
+    else:
+        empty = spec_of(a.spec.grid, (0,), s.dtype)
+        size = DTensor(empty, tuple(np.empty(0, s.dtype) for _ in empty.slots))
+    return reshape(found, (a.shape[1],)) if b.ndim == 1 else found, size, rank, s

@@ -1,0 +1,189 @@
+"""`DVariable`: a named place for a sharded array, whose value changes and whose layout stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+from numpy.typing import ArrayLike, DTypeLike
+
+from dmesh.arrays import ledger
+from dmesh.arrays.dispatch.operands import is_scalar
+from dmesh.arrays.dispatch.ufunc import astype, store
+from dmesh.arrays.dtensor import DTensor, move
+from dmesh.arrays.transfer.functions import copy_to_mesh, relayout
+from dmesh.errors import ArgumentTypeError, LayoutError, UnshardableError
+from dmesh.layout import Layout
+from dmesh.structure import map_structure
+
+
+class DVariable(NDArrayOperatorsMixin):
+    """Variable that holds a sharded array; TensorFlow's `tf.experimental.dtensor.DVariable`.
+
+    Operators, NumPy's functions and an array's methods read its value. What was read before an assignment
+    keeps the old elements.
+
+    ```python
+    w = dmesh.DVariable(dmesh.zeros((4, 3), layout=dmesh.Layout(["x", dmesh.UNSHARDED], mesh)))
+    w.assign_sub(0.1 * (w + 1))
+    ```
+
+    Args:
+        initial_value: A sharded array, which says the layout, too; or an array that all clients have alike,
+            with `layout`; or a function that returns either.
+        dtype: Of the elements; None for that of the initial value.
+        layout: Where it lies; None for the initial value's.
+        trainable: Kept for TensorFlow's sake.
+        name: For people.
+
+    Raises:
+        LayoutError: There is no layout, or it is another one than the initial value's.
+    """
+
+    stands_for_array = True
+    __slots__ = ("_value", "name", "trainable")
+    __hash__ = None  # type: ignore[assignment]  # like arrays
+
+    def __init__(
+        self,
+        initial_value: ArrayLike | DTensor | Callable[[], Any],
+        dtype: DTypeLike | None = None,
+        *,
+        layout: Layout | None = None,
+        trainable: bool = True,
+        name: str | None = None,
+    ) -> None:
+        value = initial_value() if callable(initial_value) else initial_value
+        if isinstance(value, DVariable):
+            value = value.value()
+        if isinstance(value, DTensor):
+            if layout is not None and value.layout != layout:
+                raise LayoutError(
+                    f"DVariable got layout {layout.sharding_specs}, and an initial value of layout "
+                    f"{value.layout.sharding_specs}: leave layout= out, or dmesh.relayout the value first"
+                )
+            value = relayout(value, value.layout, uneven=True)
+        elif layout is None:
+            raise LayoutError("DVariable needs a layout: pass layout=, or a sharded array as initial value")
+        else:
+            value = copy_to_mesh(np.asarray(value, dtype), layout)
+        self._value: DTensor = (
+            value if dtype is None or value.dtype == dtype else astype(value, np.dtype(dtype))
+        )
+        self.name = name
+        """Name, for people."""
+        self.trainable = trainable
+        """Kept for TensorFlow's sake."""
+
+    # What it is ---------------------------------------------------------------------------------------------
+
+    @property
+    def layout(self) -> Layout:
+        """Layout, which no assignment changes."""
+        return self._value.layout
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the whole array."""
+        return self._value.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the elements."""
+        return self._value.dtype
+
+    def value(self) -> DTensor:
+        """Return the value: an array of its own, which later assignments leave alone."""
+        return self._value.alias()
+
+    read_value = value
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.value(), name)  # attributes and methods of the array
+
+    def __repr__(self) -> str:
+        return f"DVariable({'' if self.name is None else f'{self.name!r}, '}{self._value!r})"
+
+    def __getitem__(self, index: Any) -> DTensor:
+        return self._value[index]
+
+    def __len__(self) -> int:
+        return len(self._value)
+
+    def __bool__(self) -> bool:
+        return bool(self._value)
+
+    def __float__(self) -> float:
+        return float(self._value)
+
+    # Assignments --------------------------------------------------------------------------------------------
+
+    def assign(self, value: DTensor | DVariable | float) -> DVariable:
+        """Set the value; an array of another layout is brought to the variable's.
+
+        Args:
+            value: A sharded array of the variable's shape and dtype, or a number for all elements.
+
+        Returns:
+            The variable.
+
+        Raises:
+            ArgumentTypeError: It has another dtype.
+            UnshardableError: It is a plain array.
+            ValueError: It has another shape.
+        """
+        return self._changed("assign", value, None)
+
+    def assign_add(self, delta: DTensor | DVariable | float) -> DVariable:
+        """Add to the value; see `assign`."""
+        return self._changed("assign_add", delta, np.add)
+
+    def assign_sub(self, delta: DTensor | DVariable | float) -> DVariable:
+        """Subtract from the value; see `assign`."""
+        return self._changed("assign_sub", delta, np.subtract)
+
+    def _changed(self, operation: str, given: Any, ufunc: np.ufunc | None) -> DVariable:
+        value = given.value() if isinstance(given, DVariable) else given
+        with ledger.operation(f"DVariable.{operation}"):
+            if is_scalar(value):
+                if ufunc is None:
+                    self._value[...] = value
+                else:
+                    ufunc(self._value, value, out=self._value)
+                return self
+            if not isinstance(value, DTensor):
+                raise UnshardableError(
+                    f"DVariable.{operation} takes a sharded array or a number, not {type(value).__name__}: "
+                    "dmesh.copy_to_mesh(x, variable.layout) makes a sharded array"
+                )
+            if value.shape != self.shape:
+                raise ValueError(
+                    f"cannot {operation} shape {value.shape} to a variable of shape {self.shape}"
+                )
+            if value.dtype != self.dtype:
+                raise ArgumentTypeError(
+                    f"cannot {operation} {value.dtype} to a variable of {self.dtype}: "
+                    "value.astype(...) converts"
+                )
+            there = move(value, self._value.spec)  # which is asked for: no implicit gather
+            store(there if ufunc is None else ufunc(self._value, there), self._value, "no")
+        return self
+
+    # NumPy's protocols --------------------------------------------------------------------------------------
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if any(isinstance(one, DVariable) for one in kwargs.get("out", ())):
+            raise UnshardableError(f"out= of np.{ufunc.__name__} is no variable: assign() sets its value")
+        values, options = map_structure(_read, inputs), map_structure(_read, kwargs)
+        return getattr(ufunc, method)(*values, **options)
+
+    def __array_function__(self, func: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
+        return func(*map_structure(_read, args), **map_structure(_read, kwargs))
+
+
+def _read(x: Any) -> Any:
+    return x.value() if isinstance(x, DVariable) else x

@@ -1,0 +1,164 @@
+"""Linear algebra of a matrix that is cut: against NumPy's, to within rounding, and nothing is gathered."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.array.test_operations import EXAMPLES
+from tests.array.worlds import WORLDS, World, run, specs
+
+import dmesh
+from dmesh import UNSHARDED, Layout
+from dmesh.errors import ImplicitGatherError, UnshardableError
+
+FEW = settings(EXAMPLES, max_examples=12)
+KINDS = ("float64", "float32", "complex128")
+
+
+def made(kind, m, n, seed):
+    rng = np.random.default_rng(seed)
+    values = rng.standard_normal((m, n))
+    if kind == "complex128":
+        values = values + 1j * rng.standard_normal((m, n))
+    return values.astype(kind)
+
+
+def close(found, expected, kind, condition=1.0):
+    """Compares with NumPy's result: within 200 roundings of the largest element, times a condition number."""
+    mine = found.full() if isinstance(found, dmesh.DTensor) else np.asarray(found)
+    assert mine.dtype == np.asarray(expected).dtype
+    assert mine.shape == np.shape(expected)
+    bound = 200 * np.finfo(kind).eps * condition * max(1.0, np.abs(expected).max(initial=0))
+    np.testing.assert_allclose(mine, expected, rtol=0, atol=bound)
+
+
+@FEW
+@given(data=st.data())
+def test_square_matrices(data):
+    world = data.draw(st.sampled_from(WORLDS))
+    kind = data.draw(st.sampled_from(KINDS))
+    n, m = data.draw(st.sampled_from([1, 2, 3, 5, 8, 13])), data.draw(st.sampled_from([0, 1, 2, 7]))
+    seed = data.draw(st.integers(0, 1 << 16))
+    a = made(kind, n, n, seed)
+    spd = (a @ a.conj().T + n * np.eye(n)).astype(kind)
+    b = made(kind, n, m, seed + 1)
+    layout, other = data.draw(specs(world, 2)), data.draw(specs(world, 2))
+    condition = np.linalg.cond(a)
+
+    def program(mesh):
+        with dmesh.implicit_gather("allow"):
+            x = dmesh.copy_to_mesh(a, Layout(list(layout), mesh), uneven=True)
+            p = dmesh.copy_to_mesh(spd, Layout(list(layout), mesh), uneven=True)
+            y = dmesh.copy_to_mesh(b, Layout(list(other), mesh), uneven=True)
+            close(np.linalg.cholesky(p), np.linalg.cholesky(spd), kind)
+            close(np.linalg.cholesky(p, upper=True), np.linalg.cholesky(spd, upper=True), kind)
+            close(np.linalg.solve(x, y), np.linalg.solve(a, b), kind, condition)
+            close(
+                np.linalg.solve(p, y[:, 0] if m else p[0]),
+                np.linalg.solve(spd, b[:, 0] if m else spd[0]),
+                kind,
+                n,
+            )
+            close(np.linalg.inv(x), np.linalg.inv(a), kind, condition)
+            close(np.linalg.det(x), np.linalg.det(a), kind)
+            mine, theirs = np.linalg.slogdet(x), np.linalg.slogdet(a)
+            close(mine.sign, theirs.sign, kind)
+            close(mine.logabsdet, theirs.logabsdet, kind, condition)
+            close(np.linalg.matrix_power(p, -2), np.linalg.matrix_power(spd, -2), kind, n)
+            close(np.linalg.matrix_power(x, 0), np.linalg.matrix_power(a, 0), kind)
+            close(np.linalg.cond(p, 1), np.linalg.cond(spd, 1), kind)
+            explained = dmesh.explain(np.linalg.cholesky, p).bytes_by_client.get(dmesh.client_id(), 0)
+            with dmesh.debug.bytes_moved() as moved:
+                np.linalg.cholesky(p)
+            assert moved.total == explained
+
+    run(world, program)
+
+
+@FEW
+@given(data=st.data())
+def test_tall_and_wide_matrices(data):
+    world = data.draw(st.sampled_from(WORLDS))
+    kind = data.draw(st.sampled_from(KINDS))
+    m, n = data.draw(st.sampled_from([5, 8, 17, 40])), data.draw(st.sampled_from([1, 2, 4]))
+    a = made(kind, m, n, data.draw(st.integers(0, 1 << 16)))
+    if data.draw(st.booleans()) and n > 1:
+        a[:, -1] = a[:, 0]  # of lower rank
+    b = made(kind, m, 2, 5)
+    layout, other = data.draw(specs(world, 2)), data.draw(specs(world, 2))
+    rank = int(np.linalg.matrix_rank(a))
+    condition = np.linalg.cond(a) if rank == n else 10.0
+
+    def program(mesh):
+        with dmesh.implicit_gather("allow"):
+            x = dmesh.copy_to_mesh(a, Layout(list(layout), mesh), uneven=True)
+            y = dmesh.copy_to_mesh(b, Layout(list(other), mesh), uneven=True)
+            q, r = np.linalg.qr(x)
+            close(q @ r, a, kind)
+            close(np.conjugate(q.T) @ q, np.eye(n, dtype=kind), kind)
+            close(np.abs(r)[:rank], np.abs(np.linalg.qr(a, "r"))[:rank], kind, condition)
+            for one, values in ((x, a), (x.T, a.T)):
+                u, s, v = np.linalg.svd(one, full_matrices=False)
+                close(s, np.linalg.svd(values, compute_uv=False), kind)
+                close((u * s) @ v, values, kind)
+                close(np.linalg.svdvals(one), np.linalg.svdvals(values), kind)
+                close(np.linalg.pinv(one), np.linalg.pinv(values), kind, condition**2)
+                for order in (2, "nuc", "fro", 1, np.inf):
+                    close(np.linalg.norm(one, order), np.linalg.norm(values, order), kind)
+            assert int(np.linalg.matrix_rank(x)) == rank
+            for right, values in ((y, b), (y[:, 0], b[:, 0])):
+                found, left, number, s = np.linalg.lstsq(x, right)
+                expected = np.linalg.lstsq(a, values)
+                assert number == expected[2] == rank
+                close(found, expected[0], kind, condition**2)
+                assert left.shape == expected[1].shape or values.ndim == 1
+                close(np.sum(left), np.sum(expected[1]), kind, condition**2)
+                close(s, expected[3], kind)
+
+    run(world, program)
+
+
+FOUR = World(2, 2, (4,))
+
+
+def test_a_large_matrix_is_factored_by_panels_and_no_device_gets_it():
+    n = 300
+    a = made("float64", n, n, 1)
+    spd = a @ a.T + n * np.eye(n)
+
+    def program(mesh):
+        for layout in (Layout(["x", UNSHARDED], mesh), Layout([UNSHARDED, "x"], mesh)):
+            p = dmesh.copy_to_mesh(spd, layout)
+            steps = dmesh.explain(np.linalg.cholesky, p)
+            assert steps.peak <= p.spec.largest
+            factor = np.linalg.cholesky(p)
+            assert factor.layout == layout
+            close(factor, np.linalg.cholesky(spd), "float64")
+            close(np.linalg.solve(p, p[0]), np.linalg.solve(spd, spd[0]), "float64")
+            close(np.linalg.inv(p), np.linalg.inv(spd), "float64")
+
+    run(FOUR, program)
+
+
+def test_what_cannot_be_done_says_so():
+    def program(mesh):
+        layout = Layout(["x", UNSHARDED], mesh)
+        singular = dmesh.ones((8, 8), layout=layout)
+        with pytest.raises(np.linalg.LinAlgError, match="Singular"):
+            np.linalg.solve(singular, singular)
+        assert float(np.linalg.det(singular)) == 0
+        assert float(np.linalg.slogdet(singular).logabsdet) == -np.inf
+        with pytest.raises(np.linalg.LinAlgError, match="positive definite"):
+            np.linalg.cholesky(-singular)
+        with pytest.raises(np.linalg.LinAlgError, match="square"):
+            np.linalg.inv(dmesh.ones((8, 3), layout=layout))
+        with pytest.raises(ImplicitGatherError, match="eigh needs"):
+            np.linalg.eigh(singular)
+        with pytest.raises(ImplicitGatherError, match="svd needs"):
+            np.linalg.svd(singular)
+        with pytest.raises(UnshardableError, match="full_matrices=False"):
+            np.linalg.svd(dmesh.ones((8, 1), layout=layout))
+        with pytest.raises(UnshardableError, match="mode='reduced'"):
+            np.linalg.qr(dmesh.ones((8, 1), layout=layout), "complete")
+
+    run(FOUR, program)
