@@ -109,6 +109,19 @@ def test_a_dimension_of_several(data):
     run(world, in_turn, cases)
 
 
+@FEW
+@given(data=st.data())
+def test_distinct_rows(data):
+    world = data.draw(st.sampled_from(WORLDS))
+    shape = [data.draw(st.sampled_from([1, 2, 3, 5, 9])) for _ in range(data.draw(st.integers(2, 3)))]
+    axis = data.draw(st.integers(-len(shape), len(shape) - 1))
+    made = data.draw(arrays(world, shape, ("int32", "float64", "bool", "complex128")))
+    run(world, in_turn, [
+        ("values", lambda a: np.unique(a, axis=axis), [made]),
+        ("all", lambda a: np.unique(a, True, True, True, axis), [made]),
+    ])  # fmt: skip
+
+
 @pytest.mark.parametrize("kind", ["random", "equal", "sorted", "reversed", "few", "nan"])
 def test_blocks_stay_as_the_layout_says_and_nothing_is_gathered(kind):
     rng = np.random.default_rng(3)
