@@ -13,6 +13,6 @@ with dmesh.session("CPU") as me:  # joins the other clients, and leaves with the
         [("batch", rows), ("model", dmesh.num_global_devices("CPU") // rows)], device_type="CPU"
     )
 
-    everybody = dmesh.collectives.all_reduce(np.array([1.0, me.rank]))
+    total = dmesh.collectives.all_reduce(np.array([1.0, me.rank]))
     row = dmesh.collectives.all_reduce(np.array([1.0, me.rank]), group=mesh.group("model"))
-    print(f"sum over the world {everybody}, over my row of the {mesh.shape()} mesh {row}")
+    print(f"sum over the world {total}, over my row of the {mesh.shape()} mesh {row}")

@@ -1,8 +1,9 @@
-"""Collectives: NumPy arrays that all clients, or a group of them, combine and exchange, peer to peer.
+"""Collectives of all clients or of a group, on NumPy arrays that travel from peer to peer.
 
 ```python
-total = dmesh.collectives.all_reduce(gradients)                   # of all clients
-rows = dmesh.collectives.all_gather(x, group=mesh.group("batch"))  # of those along a mesh dimension
+total = dmesh.collectives.all_reduce(gradients)  # of all clients
+row = mesh.group("batch")  # the clients along a mesh dimension
+parts = dmesh.collectives.all_gather(x, group=row)
 ```
 
 `dmesh.collectives.api` has the rules for all of them: dtypes, `out=`, time-outs, asynchronous calls, errors.

@@ -148,7 +148,7 @@ class Dataset(Creation):
         """Reads the dataset several times.
 
         Args:
-            count: Number of times; None or a negative number for ever.
+            count: Number of times; None or a negative number for no end.
         """
         number = None if count is None or check_integer("count", count) < 0 else int(count)
         return Dataset(transforms.Repeat(self._node, number))

@@ -23,7 +23,7 @@ class Repeat(Transform):
     """Reads its source again and again."""
 
     count: int | None
-    """Number of times; None for ever."""
+    """Number of times; None for no end."""
 
     def open(self, reading: Reading) -> Cursor:
         """Returns a cursor that opens the source for each repetition."""
