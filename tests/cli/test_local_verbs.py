@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tests.waiting import free_ports
 
 from dmesh.cli import VERBS, main
 from dmesh.cli.checks import Check, examine
@@ -90,7 +91,7 @@ def test_doctor_finds_what_is_wrong(environ, name: str, verdict: str, words: str
 
 def test_doctor_finds_a_port_that_is_taken(capsys, monkeypatch) -> None:
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+        listener.bind(("127.0.0.1", free_ports(1)[0]))
         jobs = f"127.0.0.1:{listener.getsockname()[1]}"
         assert checks({"DTENSOR_JOBS": jobs})["own port"].verdict == "fail"
         monkeypatch.setenv("DTENSOR_JOBS", jobs)

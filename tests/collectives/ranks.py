@@ -19,7 +19,7 @@ from dmesh.collectives.communicator import Communicator
 from dmesh.collectives.services import WaitPolicy
 from dmesh.collectives.tuning import SHIPPED, Tuning
 
-LIMIT = 60.0
+LIMIT = 100.0
 """Seconds after which a test has failed; nothing comes near it unless something is broken."""
 
 

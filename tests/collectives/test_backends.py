@@ -40,14 +40,14 @@ class InCluster(BackendConformance):
 
 class TestMessages(InCluster):
     name = "messages"
-    sizes = (2, 3, 5)
+    sizes = (2, 5)
 
 
 @needs_core
 class TestSharedMemory(InCluster):
     name = "shm"
     shm = ("native",)
-    sizes = (2, 3, 5)
+    sizes = (2, 5)
 
 
 @needs_core

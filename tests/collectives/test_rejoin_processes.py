@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tests.collectives.test_processes import WAYS
 from tests.e2e import forkserver
+from tests.waiting import free_ports
 
 SIZE = 300_000
 """Elements of a large array, which is received straight into its memory."""
@@ -22,7 +23,10 @@ SIZE = 300_000
 class Rank:
     """A process that runs `rejoin_worker`."""
 
-    def __init__(self, rank: int, incarnation: int, way: str, joined: int = 0, port: int = 0) -> None:
+    def __init__(
+        self, rank: int, incarnation: int, way: str, joined: int = 0, port: int | None = None
+    ) -> None:
+        port = port or free_ports(1)[0]  # which nobody else gets before a successor
         arguments = [
             "-m",
             "tests.collectives.rejoin_worker",
@@ -81,7 +85,7 @@ class Job:
 
     def replace(self, victim: int, *, same_port: bool) -> None:
         self.epoch += 2
-        port = self.ranks[victim].row["port"] if same_port else 0
+        port = self.ranks[victim].row["port"] if same_port else None
         self.ranks[victim] = Rank(victim, next(self._incarnations), self.way, self.epoch, port)
         self.ranks[victim].say(self.table())
 

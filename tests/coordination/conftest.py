@@ -10,7 +10,7 @@ from concurrent.futures import Future
 
 import pytest
 from tests.e2e.clients import Process
-from tests.waiting import eventually
+from tests.waiting import eventually, free_ports
 
 from dmesh.coordination.agent import Agent, Identity
 from dmesh.coordination.retry import Patience
@@ -32,7 +32,7 @@ class Standalone:
 
     def __init__(self, *options: str) -> None:
         self.options = options
-        self.address = "127.0.0.1:0"
+        self.address = f"127.0.0.1:{free_ports(1)[0]}"  # nobody else gets it while the server is down
         self.child: Process | None = None
 
     def start(self) -> None:

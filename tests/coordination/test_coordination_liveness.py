@@ -38,7 +38,7 @@ def test_a_process_that_holds_its_interpreter_is_blocked_and_not_lost(server, jo
     departed: queue.Queue = queue.Queue()
     agent.add_departure_listener(departed.put)
     told = liveness_of(agent)
-    child = spawn(HOLDS_ITS_INTERPRETER.format(seconds=int(4 * LEASE)), server.address)
+    child = spawn(HOLDS_ITS_INTERPRETER.format(seconds=int(2.5 * LEASE)), server.address)
     child.wait_for("ready")
     agent.key_value_set("hold", "")
     blocked = told.get(timeout=60)
@@ -78,7 +78,7 @@ def test_a_blocked_coordinator_is_waited_for(server, join, spawn, background) ->
         agent = Agent(server.address, Identity.of_this_process("worker", 0, jobs))
         agent.start()
         agent.key_value_get("hold")
-        ctypes.PyDLL(None).sleep(9)
+        ctypes.PyDLL(None).sleep(7)
         agent.barrier("after")
         agent.leave()
         server.stop()
@@ -94,7 +94,7 @@ def test_a_blocked_coordinator_is_waited_for(server, join, spawn, background) ->
     agent.key_value_set("hold", "")
     waiting = background(agent.barrier, "after")
     blocked_for = 0
-    while blocked_for < 6:
+    while blocked_for < 5:
         found = re.search(r"has been blocked for (\d+) s: its connection lives", said.get(timeout=60))
         blocked_for = int(found[1]) if found else 0
     waiting.result(60)

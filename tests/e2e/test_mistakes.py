@@ -34,7 +34,7 @@ def run(tmp_path, mistake, environ=None):
     """Returns exit code and lines of standard error."""
     path = tmp_path / "train.py"
     path.write_text(BEGIN.format(mistake=MISTAKES[mistake], timeout=1 if "forgotten" in mistake else 60))
-    options = ["-n", "4", "--timeout-after-failure", "6"]  # the machine may be busy
+    options = ["-n", "3", "--timeout-after-failure", "6"]  # the machine may be busy
     launch = Process([sys.executable, "-m", "dmesh", "run", *options, str(path)], environ or {})
     try:
         return launch.wait(), launch.err.splitlines()
@@ -51,20 +51,20 @@ def test_a_mistake_prints_at_most_15_lines(tmp_path, mistake):
     assert "/collectives/" not in err
     (failed,) = [line for line in lines if line.startswith("dmesh run: FAILED")]
     if mistake == "another shape":
-        assert "FAILED: ranks 0-3 on host" in failed
-        assert err.count("rank 1 called all_reduce(sum, float64, shape (5,))") == 5
+        assert "FAILED: ranks 0-2 on host" in failed
+        assert err.count("rank 1 called all_reduce(sum, float64, shape (5,))") == 4
         assert "all_reduce(sum, float64, shape (4,))" in err
     elif mistake == "an exception":
         assert "FAILED: rank 1 on host" in failed
         assert re.search(r"\[1\]   File .*train.py\", line 9, in main", err)
-        assert re.search(r"the others followed: ranks 0, 2-3 ended with exit code 75: PeerLostError", err)
+        assert re.search(r"the others followed: ranks 0, 2 ended with exit code 75: PeerLostError", err)
     elif mistake == "a forgotten call":
-        assert "FAILED: ranks 0, 2-3 on host" in failed
+        assert "FAILED: ranks 0, 2 on host" in failed
         assert "has not called #2" in err
         assert re.search(r"the others followed: rank 1 \(pid \d+\) was ended by dmesh run \(SIGTERM\)", err)
     else:
         assert re.search(r"FAILED: rank 1 on host \S+ \(pid \d+\) was killed by SIGKILL", failed)
-        assert re.search(r"the others followed: ranks 0, 2-3 ended with exit code 75: PeerLostError", err)
+        assert re.search(r"the others followed: ranks 0, 2 ended with exit code 75: PeerLostError", err)
 
 
 def test_an_error_of_the_initialization_is_folded_too(tmp_path):
@@ -100,5 +100,5 @@ def test_an_exception_keeps_its_frames_and_a_programs_own_hook_gets_them(tmp_pat
 
 def test_the_frames_of_dmesh_are_shown_on_request(tmp_path):
     _, lines = run(tmp_path, "another shape", {"DMESH_TRACEBACK": "full"})
-    assert sum("/collectives/api.py" in line for line in lines) >= 4
-    assert sum(line.endswith("Traceback (most recent call last):") for line in lines) >= 4
+    assert sum("/collectives/api.py" in line for line in lines) >= 3
+    assert sum(line.endswith("Traceback (most recent call last):") for line in lines) >= 3

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator
 
 import pytest
+from tests.waiting import free_ports
 
 from dmesh.errors import AddressInUseError, ConfigurationError, DMeshError
 from dmesh.testing import FaultProxy, fault_proxy
@@ -233,9 +234,7 @@ def test_refuse_and_accept_again_at_the_same_port(proxy: FaultProxy) -> None:
 
 
 def test_a_target_that_is_not_there_is_a_reset_and_may_change(proxy: FaultProxy, echo: Echo) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        gone = unused.getsockname()[1]
-    proxy.target = f"127.0.0.1:{gone}"
+    proxy.target = f"127.0.0.1:{free_ports(1)[0]}"
     with pytest.raises(ConnectionResetError), connect(proxy) as sock:
         sock.recv(1)
     proxy.target = echo.address

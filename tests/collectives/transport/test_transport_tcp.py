@@ -19,7 +19,7 @@ from tests.collectives.transport.harness import (
     tcp_listener,
     together,
 )
-from tests.waiting import eventually
+from tests.waiting import eventually, free_ports
 
 from dmesh.collectives.backends.tcp.channel import Peer
 from dmesh.collectives.backends.tcp.connecting import TcpOptions
@@ -266,8 +266,7 @@ def test_a_missing_peer_is_named_with_its_address_while_waiting_and_in_the_error
 
 
 def test_a_client_that_starts_late_is_waited_for():
-    with tcp_listener() as taken:
-        port = taken.getsockname()[1]
+    port = free_ports(1)[0]  # a port of the range for connections could be handed out meanwhile
     address = f"127.0.0.1:{port}"
     first, _ = lonely([Peer(1, (address,), 0, "task 1")])
     reported = threading.Event()
