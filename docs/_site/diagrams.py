@@ -1,7 +1,7 @@
 """Draws the Mermaid diagrams of the pages as SVG files, for light and for dark pages, without a browser.
 
 In the repository, the code host draws a block of Mermaid. `accTitle` and `accDescr` in it are the text of the
-image for readers who cannot see it.
+image for readers who cannot see it; kinds of diagrams that know neither have them in comments.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 _BLOCK = re.compile(r"^```mermaid\n(.*?)^```$", re.M | re.S)
-_TEXT = re.compile(r"^\s*acc(?:Title|Descr):\s*(.*)$", re.M)
+_TEXT = re.compile(r"^\s*(?:%% )?acc(?:Title|Descr): (.*)$", re.M)
 _THEMES = {"light": "neutral", "dark": "dark"}
 
 
