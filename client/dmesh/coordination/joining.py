@@ -45,7 +45,7 @@ def register(
     request_id = secrets.token_hex(16)
     announcer = Announcer(announce, patience.announce_interval)
     delays = patience.retry.delays()
-    told = False
+    announced = False
     while True:
         session.check()
         left = deadline - time.monotonic()
@@ -57,9 +57,9 @@ def register(
         if awaited:
             if min(left, _ENDING_PATIENCE - waited) <= 0:
                 raise fault.exception()
-            if not told:
+            if not announced:
                 announce(f"waiting until {awaited} left: {fault.message}")
-            told = True
+            announced = True
         elif fault.code is grpc.StatusCode.UNIMPLEMENTED and not fault.from_server:
             raise faults.not_a_coordinator(session.address, fault.message)
         elif not fault.transient:

@@ -161,18 +161,18 @@ class _Announced:
 async def _announced(runtime: Runtime, pacer: Pacer, cluster: str) -> tuple[_Announced, float]:
     """Put the meshes together, and say for how long that is good."""
     steps, reported, members = Steps(pacer), 0, 0
-    told = list[meshes.Announcement]()
+    announcements = list[meshes.Announcement]()
     async for holder, said in all_said(runtime, cluster, steps):
         message = said.message()
         if message is None:
             continue
         reported += 1
         found = dict.fromkeys(meshes_of(message))
-        told.extend(meshes.Announcement(said.task, holder.present, mesh) for mesh in found)
+        announcements.extend(meshes.Announcement(said.task, holder.present, mesh) for mesh in found)
         members += holder.present and bool(found)
     slots = {job.name: len(job.addresses) for job in runtime.views.summary(cluster).jobs}
     views, room = list[MeshView](), _MOST_PLACED
-    for one in (await steps.through(meshes.gather(told)))[:_MOST_MESHES]:
+    for one in (await steps.through(meshes.gather(announcements)))[:_MOST_MESHES]:
         await steps.pause()
         shown = one.mesh.size <= room
         room -= one.mesh.size if shown else 0
