@@ -20,7 +20,7 @@ from dmesh_server.core.log_events import (
     BarrierEnded,
     ClusterEnded,
     ClusterFormed,
-    LivenessTold,
+    LivenessReported,
     LogEvent,
     MemberDeparted,
     MemberJoined,
@@ -318,7 +318,7 @@ def kind_of(event: Event) -> str:
             return "member_rejoined" if event.rejoined else "member_joined"
         case MemberDeparted():
             return f"member_{event.member.state.name.lower()}"
-        case LivenessTold():
+        case LivenessReported():
             return f"member_{event.member.liveness.name.lower()}"
         case ClusterFormed():
             return "cluster_formed"
@@ -335,7 +335,7 @@ def kind_of(event: Event) -> str:
 def task_of(event: Event) -> Task | None:
     """Return the member that an event is about, if it is about one."""
     match event:
-        case MemberJoined() | MemberDeparted() | LivenessTold():
+        case MemberJoined() | MemberDeparted() | LivenessReported():
             return event.member.task
         case Preemption() | AdminAction():
             return event.task
@@ -361,7 +361,7 @@ def _size(event: Event) -> int:
     """Return about how much memory an event keeps, bytes."""
     texts: Sequence[str]
     match event:
-        case MemberJoined() | MemberDeparted() | LivenessTold():
+        case MemberJoined() | MemberDeparted() | LivenessReported():
             process, activity = event.member.process, event.member.activity
             texts = (event.member.reason, process.host, process.program, process.boot_id)
             texts += activity.stack if activity is not None else ()

@@ -260,7 +260,7 @@ class ProgressBook:
         if kept is None:
             kept = self._clusters[caller.cluster] = _Kept({})
         self._clusters.move_to_end(caller.cluster)
-        kept.told_at = now
+        kept.reported_at = now
         former = kept.members.pop(caller.task, None)
         self._size -= 0 if former is None else len(former.encoded)
         full = self._size + len(encoded) > MOST_BYTES_IN_ALL
@@ -294,7 +294,7 @@ class ProgressBook:
     def _forget(self, now: float) -> None:
         while self._clusters:
             name, kept = next(iter(self._clusters.items()))
-            if now - kept.told_at <= RETENTION:
+            if now - kept.reported_at <= RETENTION:
                 return
             del self._clusters[name]
             self._size -= sum(len(member.encoded) for member in kept.members.values())
@@ -303,7 +303,7 @@ class ProgressBook:
 @dataclass(slots=True)
 class _Kept:
     members: dict[Task, MemberProgress]
-    told_at: float = 0.0
+    reported_at: float = 0.0
     looked_at: float = float("-inf")
 
 

@@ -72,7 +72,7 @@ from dmesh_server.core.events import (
     WithdrawCluster,
 )
 from dmesh_server.core.log_events import BarrierEnded
-from dmesh_server.core.model import Caller, LastTold, Limits, MemberState
+from dmesh_server.core.model import Caller, Limits, MemberState, SeenState
 from dmesh_server.core.quotas import Quotas
 from dmesh_server.core.views import ClusterViews
 from dmesh_server.event_log import PREEMPTION_NOTICES, EventLog, ServerNote, preemption
@@ -334,13 +334,13 @@ class Runtime:
         self._apply(Abandon(token))
 
     async def open_session(
-        self, caller: Caller, told: LastTold | None = None, remote: str = ""
+        self, caller: Caller, seen: SeenState | None = None, remote: str = ""
     ) -> tuple[Session, Attached]:
         """Attach a new session to the caller's task slot. Pair with `close_session`.
 
         Args:
             caller: Whose task slot it is.
-            told: What the caller was last told, if it says.
+            seen: Latest state that the caller has seen; None if it does not say.
             remote: Address from which the session comes; empty if it is not known.
 
         Raises:
@@ -349,7 +349,7 @@ class Runtime:
         session = Session(self.next_number(), caller, self._session_queue, remote=remote)
         self._sessions[session.number] = session
         try:
-            attached = await self.request(Attach(self.next_number(), caller, session.number, told), Attached)
+            attached = await self.request(Attach(self.next_number(), caller, session.number, seen), Attached)
         except BaseException:
             self.close_session(session)
             raise
@@ -518,7 +518,7 @@ class Runtime:
                 if sink is not None:
                     sink(effect.answer)
             elif isinstance(effect, Push):
-                if self._pipeline.failure is not None and _tells_of_loss(effect):
+                if self._pipeline.failure is not None and _reports_loss(effect):
                     self._pipeline.hold(effect)
                 else:
                     self._push(effect)
@@ -549,7 +549,7 @@ class Runtime:
             if isinstance(effect, Reply):
                 answer = effect.answer if isinstance(effect.answer, CoreError) else failed
                 self._release([Reply(effect.token, answer)])
-            elif isinstance(effect, WatchPush) or (isinstance(effect, Push) and _tells_of_loss(effect)):
+            elif isinstance(effect, WatchPush) or (isinstance(effect, Push) and _reports_loss(effect)):
                 held.append(effect)
             else:
                 self._release([effect])
@@ -561,7 +561,7 @@ class Runtime:
         for number in push.sessions:
             session = self._sessions.get(number)
             if session is not None:
-                session.tell(outgoing)
+                session.send(outgoing)
         passed = isinstance(message, BarrierResult) and message.error is None
         if not passed and not isinstance(message, HeartbeatAck) and push.sessions:
             effect_logging.log_message(message, self._cluster_of(push))
@@ -571,7 +571,7 @@ class Runtime:
         return next((session.caller.cluster for session in sessions if session is not None), "")
 
 
-def _tells_of_loss(push: Push) -> bool:
+def _reports_loss(push: Push) -> bool:
     """Return whether a message says that a member was lost or failed.
 
     Others act on it, so a crash of the server must not undo it: nobody hears of it before it is durable.

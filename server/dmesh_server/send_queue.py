@@ -60,7 +60,7 @@ class SendQueue(Generic[T]):
         """Take no further items; the reader still gets the queued ones."""
         self._closed = True
         self._wake()
-        self._tell_drained()
+        self._notify_drained()
 
     @property
     def closed(self) -> bool:
@@ -73,7 +73,7 @@ class SendQueue(Generic[T]):
         self._items.clear()
         self.size = 0
         if self._drained is not None:
-            self._tell_drained()
+            self._notify_drained()
         return items
 
     async def get(self) -> T | None:
@@ -89,7 +89,7 @@ class SendQueue(Generic[T]):
         item, size = self._items.popleft()
         self.size -= size
         if self._drained is not None and self.size <= self._mark:
-            self._tell_drained()
+            self._notify_drained()
         return item
 
     async def drained(self, mark: int) -> None:
@@ -111,6 +111,6 @@ class SendQueue(Generic[T]):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _tell_drained(self) -> None:
+    def _notify_drained(self) -> None:
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)

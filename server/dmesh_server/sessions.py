@@ -27,18 +27,18 @@ class OutgoingMessage:
 
 
 class Session:
-    """A client's attached life line.
+    """Session of an attached client.
 
     Attributes:
         number: Names the session to the core.
-        caller: Whose it is.
+        caller: The client.
         remote: Address from which it came; empty if it is not known.
         send_queue: Messages and encoded answers for the client, unless they are written at once.
-        fault: Why the server ends the session, if it does.
-        dropped: It was, because its client does not read.
+        fault: Error with which the server ends the session; None if it does not.
+        dropped: True if the server dropped the session because its client does not read.
         token: Token with which it was opened; None if nobody has to show one.
         call_rate: Quota of calls of that token; None for none.
-        on_told: Is told of every message, if anybody wants to know.
+        on_sent: Called with every message that is sent; None for nobody.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class Session:
         self.dropped = False
         self.token: Token | None = None
         self.call_rate: Pace | None = None
-        self.on_told: Callable[[Message], None] | None = None
+        self.on_sent: Callable[[Message], None] | None = None
 
-    def tell(self, outgoing: OutgoingMessage) -> None:
+    def send(self, outgoing: OutgoingMessage) -> None:
         """Queue a message; the last one closes the queue."""
-        if self.on_told is not None:
-            self.on_told(outgoing.message)
+        if self.on_sent is not None:
+            self.on_sent(outgoing.message)
         self._put(outgoing, 0)
         if isinstance(outgoing.message, SessionEnd):
             self.end()
@@ -123,7 +123,7 @@ class Session:
 
 
 class Watch:
-    """A watch in place."""
+    """A watch that the core has registered."""
 
     def __init__(self, token: int, queue_limit: int, max_bytes: int) -> None:
         """Make a watch that may fall `queue_limit` revisions, or `max_bytes` of keys and values behind."""

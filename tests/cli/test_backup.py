@@ -77,7 +77,7 @@ def test_a_restore_is_one_change(dmesh, agent, tmp_path) -> None:
     assert [event.deleted for event in events] == [False, False, True]
     assert dict(agent.key_value_list("")) == {**values, "dmesh/preemption/x": b"own"}
     answer = dmesh("restore", file)
-    assert answer.out == "cluster 'default': 0 keys set, 0 deleted, 4 as they were; revision 11\n"
+    assert answer.out == "cluster 'default': 0 keys set, 0 deleted, 4 unchanged; revision 11\n"
 
 
 def test_a_merge_deletes_nothing(dmesh, agent, tmp_path) -> None:

@@ -18,7 +18,7 @@ def test_groups_tell_who_is_behind_and_who_the_others_wait_for() -> None:
         return said(rank, group(issued, 19, counted=19, elapsed_us=1000, waited_us=waited))
 
     [view] = group_views(picture(members(3), [told(0, 100), told(1, 800), told(2, 700)]))  # type: ignore[list-item]
-    assert (view.first, view.last, view.behind, view.told, view.straggler) == (19, 20, (0,), 3, 0)
+    assert (view.first, view.last, view.behind, view.reporting, view.straggler) == (19, 20, (0,), 3, 0)
     assert view.waited_share == pytest.approx(1600 / 3000, abs=1e-3)
     [view] = group_views(picture(members(3), [told(0, 600), told(1, 800), told(2, 700)]))  # type: ignore[list-item]
     assert view.straggler is None

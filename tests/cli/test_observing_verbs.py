@@ -15,7 +15,7 @@ from tests.waiting import eventually, free_ports
 
 from dmesh.cli import VERBS, build_parser, main
 from dmesh.cli.observing import named_coordinator
-from dmesh.cli.output import tell, tell_table
+from dmesh.cli.output import print_table, print_text
 from dmesh.coordination.members import MemberState, Task
 from dmesh.errors import ConfigurationError
 
@@ -264,8 +264,8 @@ def test_where_the_server_is() -> None:
 
 
 def test_hostile_names_do_nothing_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    tell_table(("NAME",), [("\x1b[2Jboo\nhoo",), ("[red]x[/red]",)], [True, False])
-    tell("\x9b31m\u202egnp")
+    print_table(("NAME",), [("\x1b[2Jboo\nhoo",), ("[red]x[/red]",)], [True, False])
+    print_text("\x9b31m\u202egnp")
     out = capsys.readouterr().out
     assert not {"\x1b", "\x9b", "\u202e"} & set(out)
     assert out.splitlines()[1:3] == ["\ufffd[2Jboo hoo", "[red]x[/red]"]

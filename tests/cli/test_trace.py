@@ -116,7 +116,7 @@ def test_traces_that_were_cut_are_read_up_to_there(tmp_path: Path, capsys) -> No
     found = merge(capsys, str(tmp_path))
     assert (found["events"], found["cut"]) == (3, [0])
     assert main(["trace", "merge", str(tmp_path)]) == 0
-    assert "ends without its end" in capsys.readouterr().out
+    assert "is incomplete: its process was killed or is still running" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -608,7 +608,7 @@ def test_a_call_that_times_out_as_the_group_fails_gets_the_failure(monkeypatch, 
 
         def ask(self, *, everybody=False):
             if everybody:  # the time is up
-                group.fail(Failure(Cause.BROKEN, "rank 1 gave up", (1,)), tell=False)
+                group.fail(Failure(Cause.BROKEN, "rank 1 gave up", (1,)), notify=False)
             original(self, everybody=everybody)
 
         monkeypatch.setattr(PositionQuery, "ask", ask)
@@ -625,7 +625,7 @@ def test_a_call_notices_the_failure_of_its_group_without_being_aborted(monkeypat
 
         def fail(communicator):
             assert ranks.wait_until(lambda: bool(group.streams[0].calls)), "the call has not begun"
-            group.fail(Failure(Cause.BROKEN, "rank 1 gave up", (1,)), tell=False)
+            group.fail(Failure(Cause.BROKEN, "rank 1 gave up", (1,)), notify=False)
 
         thread = threading.Thread(target=fail, args=(None,))
         thread.start()

@@ -152,14 +152,14 @@ def test_a_former_process_is_not_heard_any_more():
     with cluster(3, wait_policy=QUICK) as ranks:
         former = ranks.communicators[2]
         ranks.network.hold(2, 0)
-        former.tell(0, Farewell("I go"))
+        former.send_control(0, Farewell("I go"))
         ranks.network.replace(2)  # it lives on, but was declared lost
         ranks.generation = 2
         ranks.former.append(former)
         ranks.communicators[2] = ranks._communicator(2, joined=2)
         ranks.renew()
         ranks.network.release(2, 0)
-        former.tell(1, Farewell("I go, really"))
+        former.send_control(1, Farewell("I go, really"))
         ranks.settle()
         total(ranks)
         with pytest.raises(CollectiveTimeoutError):
@@ -277,7 +277,7 @@ def test_nothing_is_kept_of_former_generations():
         gc.collect()
         assert len(message_queue._closed) == 1
         assert not message_queue._early
-        assert len(message_queue._accounts) <= 1
+        assert len(message_queue._budgets) <= 1
         assert not survivor.control._early
         assert len(survivor.all_groups()) == 1
 

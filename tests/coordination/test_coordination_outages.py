@@ -282,8 +282,8 @@ def test_what_was_interrupted_can_be_called_again(server, join, spawn, eventuall
 def test_what_a_restarted_server_says_elsewhere_is_not_taken_for_the_sessions(server, join) -> None:
     # A watch may be served by the next server while the session still belongs to the one before.
     session = join(server.address, 0, 1)._session
-    told = session.last_told()
-    session.note_told(told.server_incarnation + 1, epoch=told.epoch + 1, revision=99)
-    assert session.last_told() == told
-    session.note_told(told.server_incarnation, revision=99)
-    assert session.last_told().revision == 99
+    told = session.last_seen()
+    session.note_seen(told.server_incarnation + 1, epoch=told.epoch + 1, revision=99)
+    assert session.last_seen() == told
+    session.note_seen(told.server_incarnation, revision=99)
+    assert session.last_seen().revision == 99

@@ -66,7 +66,7 @@ def test_a_successor_and_those_who_stayed(server, join, eventually, background):
     try:
         for agent in (first, former):
             agent.start()
-            agent.set_meeting_listener(
+            agent.set_world_barrier_listener(
                 lambda epoch, agent=agent: met.append((str(agent.identity.task), epoch))
             )
         first.add_rejoin_listener(told.append)
@@ -81,7 +81,7 @@ def test_a_successor_and_those_who_stayed(server, join, eventually, background):
         later.start()
         assert later.rejoined
         assert later.cluster_settings.rejoin, "what the cluster has, though it wished for nothing"
-        later.set_meeting_listener(lambda epoch: met.append(("later", epoch)))
+        later.set_world_barrier_listener(lambda epoch: met.append(("later", epoch)))
         later.barrier("together")
         waiting.result(PATIENCE)
         eventually(lambda: told)
@@ -174,13 +174,13 @@ def test_all_go_on_to_a_new_generation_when_the_epoch_is_another_one():
     table = Table()
     table.hold(3, 10, 20, 30)
     client = client_of(table)
-    client.on_meeting(3)  # the first one: initialization
-    client.on_meeting(3)
+    client.on_world_barrier(3)  # the first one: initialization
+    client.on_world_barrier(3)
     assert (table.asked, client.communicator.said) == (0, [])
     table.hold(5, 10, 21, 30)
-    client.on_meeting(5)
-    client.on_meeting(5)
-    client.on_meeting(4)  # another thread's barrier, which was over before
+    client.on_world_barrier(5)
+    client.on_world_barrier(5)
+    client.on_world_barrier(4)  # another thread's barrier, which was over before
     assert client.communicator.said == [("renew", [10, 21, 30], 5)]
     assert [member.incarnation for member in client.members] == [10, 21, 30]
 
@@ -189,8 +189,8 @@ def test_a_successor_is_taken_in_at_its_first_meeting_and_no_later():
     table = Table(rejoined=True)
     table.hold(5, 10, 21, 30)
     client = client_of(table)
-    client.on_meeting(5)
-    client.on_meeting(5)
+    client.on_world_barrier(5)
+    client.on_world_barrier(5)
     assert client.communicator.said == [("renew", [10, 21, 30], 5)]
 
 
@@ -199,16 +199,16 @@ def test_a_table_that_is_newer_than_the_meeting_is_not_trusted():
     table = Table()
     table.hold(3, 10, 20, 30)
     client = client_of(table)
-    client.on_meeting(3)
+    client.on_world_barrier(3)
     table.hold(6, 10, 21, 30, lost=(2,))
-    client.on_meeting(5)
+    client.on_world_barrier(5)
     assert client.communicator.said == [
         ("renew", [10, 21, 30], 5),
         ("lost", 2, 30),
         ("lost", 1, 21),
     ]
     table.hold(7, 10, 21, 31)
-    client.on_meeting(7)
+    client.on_world_barrier(7)
     assert client.communicator.said[3:] == [("renew", [10, 21, 31], 7)]
 
 
@@ -216,11 +216,11 @@ def test_another_policy_and_the_end_know_no_generations():
     table = Table(settings=ClusterSettings(RestartPolicy.FAIL_FAST))
     table.hold(3, 10, 20)
     client = client_of(table)
-    client.on_meeting(3)
-    client.on_meeting(5)
+    client.on_world_barrier(3)
+    client.on_world_barrier(5)
     table.cluster_settings = REJOIN
     client.leaving = True
-    client.on_meeting(7)
+    client.on_world_barrier(7)
     assert client.communicator.said == []
 
 
@@ -228,8 +228,8 @@ def test_a_successor_with_other_devices_is_worth_a_word(caplog):
     table = Table()
     table.hold(3, 10, 20)
     client = client_of(table)
-    client.on_meeting(3)
+    client.on_world_barrier(3)
     table.hold(5, 10, 21)
     table.members = (table.members[0], replace(table.members[1], devices=(Device("CPU", 0),)))
-    client.on_meeting(5)
+    client.on_world_barrier(5)
     assert "rank 1, /job:worker/task:1" in caplog.text

@@ -86,7 +86,7 @@ class Kept(Output):
 def test_the_launcher_takes_nobody_elses_lines_for_its_own(capsys) -> None:
     """A library may print JSON, too, and even say how far it is."""
     others = [b'{"step": 3}\n', b'{"finish": "all"}\n', b"[1]\n", b"no JSON\n"]
-    Sender().tell("of the one that measures")
+    Sender().show("of the one that measures")
     ours = capsys.readouterr().out.encode()
     kept = Kept()
     with Bar() as bar:

@@ -55,7 +55,7 @@ async def test_the_command_line(web: Web, monkeypatch, capsys) -> None:
     code, out = await run(
         "create", "train", "--jobs", "worker=8,ps=2", "--restart-policy", "rejoin", "--lease", "30"
     )
-    assert (code, out) == (0, "Cluster train is declared: ps=2, worker=8.\n")
+    assert (code, out) == (0, "Declared cluster train: ps=2, worker=8.\n")
     code, out = await run("list")
     assert out.splitlines()[1].split() == ["train", "ps=2,worker=8", "REJOIN", "-", "30.0", "-"]
     found = json.loads((await run("list", "--json"))[1])

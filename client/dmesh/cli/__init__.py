@@ -23,34 +23,34 @@ _FAILURE = 1
 VERBS: Mapping[str, str] = {
     "run": "start N clients of a program, on this machine or on several",
     "serve": "run a coordination server",
-    "status": "show whether a cluster is well, and how far it is",
-    "why": "say what a cluster waits for, and who is missing",
+    "status": "show a cluster's health and progress",
+    "why": "explain what a cluster is waiting for, and which ranks hold it up",
     "top": "show what each rank is doing, live",
     "cluster": "declare clusters before their first client",
     "members": "list the members of a cluster",
-    "barriers": "list the barriers under way, and who is missing",
-    "kv": "look at the keys of a cluster, set and delete them",
-    "backup": "save the keys of a running cluster in a file",
-    "restore": "give a running cluster the keys of a backup",
-    "events": "print what happened on a coordination server",
-    "doctor": "look for what keeps clients from meeting",
-    "config": "show the settings of this environment",
-    "audit": "print who did what on a coordination server",
-    "token": "issue tokens of a coordination server, list and revoke them",
-    "certs": "make a private CA and certificates for TLS",
-    "trace": "make one trace of those of all ranks",
-    "tune": "measure how collectives are fast here, or in a cluster, and write a tuning file",
-    "completion": "print what makes a shell complete dmesh's command lines",
+    "barriers": "list pending barriers and the tasks they are missing",
+    "kv": "read, set and delete a cluster's keys",
+    "backup": "save the keys of a running cluster to a file",
+    "restore": "load the keys of a backup into a running cluster",
+    "events": "print the event log of a coordination server",
+    "doctor": "diagnose why clients cannot connect to each other",
+    "config": "show the settings that this environment gives",
+    "audit": "print the audit log of a coordination server",
+    "token": "issue, list and revoke tokens of a coordination server",
+    "certs": "create a private CA and TLS certificates",
+    "trace": "merge the traces of all ranks into one",
+    "tune": "measure collectives on this machine or cluster and write a tuning file",
+    "completion": "print a shell completion script",
 }
-"""The verbs, each a module of this package, with what `dmesh --help` says of them."""
+"""The verbs, each a module of this package, and their lines in `dmesh --help`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code.
 
-    Exit codes: 0 for success; 2 for a command line, an environment or an address that cannot work, and for a
-    missing extra; 1 for other failures; 3 where a verb could ask, and the answer is bad news; what the verb
-    documents beyond that.
+    Exit codes: 0 for success; 2 for a command line, an environment or an address that is invalid, and for a
+    missing extra; 1 for other failures; 3 if a verb got an answer that needs attention; and the codes that
+    each verb documents.
 
     Args:
         argv: The arguments without the program's name; those of the process if None.
@@ -64,10 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code: int = args.execute(args)
     except DMeshError as error:
-        from dmesh.cli.output import tell_failure
+        from dmesh.cli.output import print_failure
 
         as_json = getattr(args, "json", False)
-        tell_failure(args.verb, f"error: {error}", type(error), as_json=as_json)
+        print_failure(args.verb, f"error: {error}", type(error), as_json=as_json)
         return (
             _USAGE_ERROR
             if isinstance(error, (ConfigurationError, AddressInUseError, MissingExtraError))
@@ -93,7 +93,7 @@ def build_parser(verbs: Sequence[str]) -> argparse.ArgumentParser:
     """Makes the parser of the command line.
 
     Args:
-        verbs: Those whose arguments it knows; of the others it knows the names alone.
+        verbs: Verbs to parse in full. For the others, the parser only has their names.
     """
     parser = argparse.ArgumentParser(
         prog="dmesh", description="NumPy programs that span processes and hosts.", allow_abbrev=False

@@ -13,8 +13,7 @@ Prints the audit log of a coordination server, the latest entries last: changes 
 or revoked, and refused attempts. Needs an admin's token. A server with --data-dir keeps the log across
 restarts."""
 _EPILOG = """\
-exit code: 0; 1 if the server cannot be asked, or refuses; 2 for a command line or an environment that cannot
-work."""
+exit code: 0; 1 if the server does not answer, or refuses; 2 for an invalid command line or environment."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -26,7 +25,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = add_verb(subparsers, "audit", _DESCRIPTION, _EPILOG, execute)
     add = parser.add_argument
     add_http(parser)
-    add("--count", metavar="N", type=int, default=100, help="how many entries at most (default 100)")
+    add("--count", metavar="N", type=int, default=100, help="print at most N entries (default 100)")
     add("--before", metavar="NUMBER", type=int, help="only entries before the one with this number")
     add("--action", metavar="ACTION", help="only entries of this action, such as evict_member")
     add("--who", metavar="WHO", help="only entries of this token, by its fingerprint, name or id")
@@ -48,17 +47,17 @@ def execute(args: argparse.Namespace) -> int:
     rest = Rest.of(args.http, os.environ)
     page = rest.get("/api/v1/audit", {name: str(value) for name, value in asked.items() if value is not None})
     for entry in reversed(page["entries"]):
-        _tell(entry, as_json=args.json)
+        _print(entry, as_json=args.json)
     return 0
 
 
-def _tell(entry: dict[str, Any], *, as_json: bool) -> None:
+def _print(entry: dict[str, Any], *, as_json: bool) -> None:
     import datetime
 
-    from dmesh.cli.output import printable, tell_json_line
+    from dmesh.cli.output import print_json_line, printable
 
     if as_json:
-        tell_json_line(entry)
+        print_json_line(entry)
         return
     when = f"{datetime.datetime.fromtimestamp(entry['time'], datetime.UTC):%Y-%m-%dT%H:%M:%S}Z"
     detail = f" ({entry['detail']})" if entry["detail"] else ""

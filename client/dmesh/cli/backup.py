@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """\
-Saves all keys of a cluster in a file, as of one revision, while the cluster runs. Keys that begin with dmesh/
-are left out: they belong to the processes that run now. Needs the role admin."""
+Saves all keys of a cluster to a file while the cluster runs, as of one revision. Keys that begin with dmesh/
+are left out: they belong to the running processes. Needs an admin's token."""
 _EPILOG = """\
-exit code: 0; 1 if the server cannot be asked, or refuses; 2 for a command line, an environment or a file that
-cannot be used. `dmesh restore` reads the file."""
+exit code: 0; 1 if the server does not answer, or refuses; 2 for an invalid command line, environment or file.
+`dmesh restore` reads the file."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -29,9 +29,7 @@ def add_parser(subparsers: Subparsers) -> None:
     from dmesh.cli.verb import add_verb
 
     parser = add_verb(subparsers, "backup", _DESCRIPTION, _EPILOG, execute)
-    parser.add_argument(
-        "file", metavar="FILE", help="the file to write, replaced if it is there; -: standard output"
-    )
+    parser.add_argument("file", metavar="FILE", help="the file to write or replace; - for standard output")
     add_target(parser)
     add_json(parser)
 
@@ -45,7 +43,7 @@ def execute(args: argparse.Namespace) -> int:
     """
     from dmesh.cli import backup_files
     from dmesh.cli.observing import Observer
-    from dmesh.cli.output import tell, tell_json
+    from dmesh.cli.output import print_json, print_text
     from dmesh.errors import ConfigurationError, CoordinationError
 
     with Observer.of(args) as observer:
@@ -64,14 +62,16 @@ def execute(args: argparse.Namespace) -> int:
                 f"the coordination server at {observer.address} sent {count} of {description.keys} keys; "
                 f"{args.file} is not complete. Make another backup."
             )
-    told = {"cluster": description.cluster, "revision": description.revision, "keys": description.keys}
+    content = {"cluster": description.cluster, "revision": description.revision, "keys": description.keys}
     if args.file == "-":
         return 0
     if args.json:
-        tell_json({"file": args.file, **told})
+        print_json({"file": args.file, **content})
     else:
-        keys_told = f"{description.keys} key{'' if description.keys == 1 else 's'}"
-        tell(f"{args.file}: {keys_told} of cluster {description.cluster!r}, revision {description.revision}")
+        keys_text = f"{description.keys} key{'' if description.keys == 1 else 's'}"
+        print_text(
+            f"{args.file}: {keys_text} of cluster {description.cluster!r}, revision {description.revision}"
+        )
     return 0
 
 

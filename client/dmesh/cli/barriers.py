@@ -9,10 +9,10 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """\
-Shows the barriers of a cluster that are under way: who is missing, since when the first one waits, and how
-much time is left."""
+Shows a cluster's pending barriers: the missing tasks, how long the first arrival has waited, and the time
+left."""
 _EPILOG = """\
-exit code: 0; 1 if the server cannot be asked; 2 for a command line or an environment that cannot work."""
+exit code: 0; 1 if the server does not answer; 2 for an invalid command line or environment."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -34,7 +34,7 @@ def execute(args: argparse.Namespace) -> int:
         DMeshError: The server does not answer, or refuses.
     """
     from dmesh.cli.observing import Observer
-    from dmesh.cli.output import tell, tell_json, tell_table
+    from dmesh.cli.output import print_json, print_table, print_text
     from dmesh.coordination.explanation import ranks_text, seconds_text
 
     with Observer.of(args) as observer:
@@ -52,11 +52,11 @@ def execute(args: argparse.Namespace) -> int:
             }
             for barrier in barriers
         ]
-        tell_json({"cluster": cluster, "barriers": found})
+        print_json({"cluster": cluster, "barriers": found})
     elif not barriers:
-        tell(f"No barrier of cluster {cluster!r} is under way.")
+        print_text(f"Cluster {cluster!r} has no pending barriers.")
     else:
-        tell_table(
+        print_table(
             ("BARRIER", "INSTANCE", "ARRIVED", "AGE", "LEFT", "MISSING"),
             [
                 (

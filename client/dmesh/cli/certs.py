@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dmesh.cli.output import add_json, tell_json
+from dmesh.cli.output import add_json, print_json
 from dmesh.errors import ConfigurationError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """\
-Makes a private authority, and certificates that it signs, for the servers and clients of your clusters:
+Creates a private certificate authority (CA) and signs certificates for the servers and clients of your
+clusters:
 
     dmesh certs init tls
     dmesh certs issue tls --name server --host coordinator.example --host 10.0.0.7
@@ -35,30 +36,30 @@ def add_parser(subparsers: Subparsers) -> None:
     """Adds the verb to the command line."""
     parser = subparsers.add_parser(
         "certs",
-        help="make a private CA and certificates for TLS",
+        help="create a private CA and TLS certificates",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     verbs = parser.add_subparsers(title="verbs", dest="certs_verb", metavar="VERB", required=True)
-    init = verbs.add_parser("init", help="make the authority: DIR/ca.pem, DIR/ca.key", allow_abbrev=False)
-    init.add_argument("directory", metavar="DIR", help="made if it is not there")
-    init.add_argument("--days", metavar="N", default="3650", help="how long it is valid (default 3650)")
+    init = verbs.add_parser("init", help="create the CA: DIR/ca.pem, DIR/ca.key", allow_abbrev=False)
+    init.add_argument("directory", metavar="DIR", help="directory of the CA; created if missing")
+    init.add_argument("--days", metavar="N", default="3650", help="days of validity (default 3650)")
     add_json(init)
     init.set_defaults(execute=_init)
     issue = verbs.add_parser(
         "issue", help="sign a certificate: DIR/NAME.pem, DIR/NAME.key", allow_abbrev=False
     )
-    issue.add_argument("directory", metavar="DIR", help="where ca.pem and ca.key are")
-    issue.add_argument("--name", required=True, help="what the files are called, and the common name")
+    issue.add_argument("directory", metavar="DIR", help="directory of the CA")
+    issue.add_argument("--name", required=True, help="name of the files, and common name")
     issue.add_argument(
         "--host",
         action="append",
         default=[],
-        help="host name, IP address or URI (spiffe://...) that the certificate is for; may be repeated",
+        help="host name, IP address or URI (spiffe://...) of the certificate; may be repeated",
     )
-    issue.add_argument("--days", metavar="N", default="365", help="how long it is valid (default 365)")
+    issue.add_argument("--days", metavar="N", default="365", help="days of validity (default 365)")
     add_json(issue)
     issue.set_defaults(execute=_issue)
 
@@ -66,7 +67,7 @@ def add_parser(subparsers: Subparsers) -> None:
 def _init(args: argparse.Namespace) -> int:
     directory = Path(args.directory)
     certificate = _authority().create(directory, _days(args.days))
-    _tell(args, directory / "ca", certificate.not_valid_before_utc, certificate.not_valid_after_utc)
+    _print(args, directory / "ca", certificate.not_valid_before_utc, certificate.not_valid_after_utc)
     return 0
 
 
@@ -74,7 +75,7 @@ def _issue(args: argparse.Namespace) -> int:
     directory = Path(args.directory)
     certificate = _authority().issue(directory, args.name, args.host, _days(args.days))
     files = directory / str(args.name)
-    _tell(args, files, certificate.not_valid_before_utc, certificate.not_valid_after_utc, args.host)
+    _print(args, files, certificate.not_valid_before_utc, certificate.not_valid_after_utc, args.host)
     return 0
 
 
@@ -94,13 +95,13 @@ def _days(text: str) -> int:
     return int(text)
 
 
-def _tell(
+def _print(
     args: argparse.Namespace, files: Path, begins: datetime, expires: datetime, hosts: Sequence[str] = ()
 ) -> None:
     """Says what was made, the times in UTC."""
     cert, key = (files.with_name(f"{files.name}.{suffix}") for suffix in ("pem", "key"))
     if args.json:
-        tell_json(
+        print_json(
             {
                 "cert": str(cert),
                 "key": str(key),

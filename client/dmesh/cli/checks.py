@@ -296,7 +296,7 @@ def _synchronized() -> bool:
     """Asks the kernel, which time daemons tell.
 
     Raises:
-        OSError: It cannot be asked.
+        OSError: The server does not answer.
     """
     if not sys.platform.startswith("linux"):
         raise OSError("not on Linux")
@@ -357,8 +357,10 @@ def _skew(cluster: str, state: ClusterState) -> Check:
     others = {version: count for version, count in versions.items() if version != __version__}
     if not others:
         return Check(f"versions in {cluster!r}", "ok", f"all members have {__version__}")
-    told = ", ".join(f"{count} with {version or 'none'}" for version, count in sorted(others.items()))
-    return Check(f"versions in {cluster!r}", "warn", f"here is {__version__}, and there are members: {told}")
+    listed = ", ".join(f"{count} with {version or 'none'}" for version, count in sorted(others.items()))
+    return Check(
+        f"versions in {cluster!r}", "warn", f"here is {__version__}, and there are members: {listed}"
+    )
 
 
 def _resolve(host: str) -> list[str]:

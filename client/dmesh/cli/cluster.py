@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """\
-Declares clusters on a running coordination server: their jobs, timeouts and policies, before the first client
-registers. A client that wants others is refused. A declaration holds until it is deleted, also for the next
-run of the same name. Needs the server's HTTP address, and an admin's token to change anything."""
+Declares the jobs, timeouts and policies of clusters on a running coordination server, before the first client
+registers. The server refuses clients whose settings differ. A declaration holds for all runs of this name
+until it is deleted. Needs the server's HTTP address and, to change anything, an admin's token."""
 _EPILOG = """\
-exit code: 0; 3 if there is no declaration to delete; 1 if the server cannot be asked, or refuses; 2 for a
-command line or an environment that cannot work."""
+exit code: 0; 3 if there is no declaration to delete; 1 if the server does not answer, or refuses; 2 for an
+invalid command line or environment."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -25,17 +25,24 @@ def add_parser(subparsers: Subparsers) -> None:
 
     parser = add_verb(subparsers, "cluster", _DESCRIPTION, _EPILOG, execute)
     verbs = parser.add_subparsers(title="verbs", dest="cluster_verb", metavar="VERB", required=True)
-    create = _verb(verbs, "create", "declare a cluster, or declare it anew")
+    create = _verb(verbs, "create", "declare a cluster, or change its declaration")
     create.add_argument("name", metavar="NAME")
     create.add_argument(
         "--jobs", metavar="JOB=N[,JOB=N]", type=_jobs, required=True, help="number of tasks of each job"
     )
     create.add_argument("--restart-policy", choices=("fail-fast", "rejoin"))
-    create.add_argument("--lease", metavar="S", type=float, help="silence after which a member is lost")
+    create.add_argument(
+        "--lease", metavar="S", type=float, help="seconds of silence after which a member is declared lost"
+    )
     create.add_argument("--heartbeat-interval", metavar="S", type=float)
-    create.add_argument("--stuck-after", metavar="S", type=float, help="negative: never")
+    create.add_argument(
+        "--stuck-after",
+        metavar="S",
+        type=float,
+        help="seconds of waiting after which a member counts as stuck; negative: never",
+    )
     _verb(verbs, "list", "list the declared clusters")
-    _verb(verbs, "delete", "delete a declaration; a cluster that runs goes on").add_argument(
+    _verb(verbs, "delete", "delete a declaration; a running cluster continues").add_argument(
         "name", metavar="NAME"
     )
 
@@ -83,7 +90,7 @@ def _path(name: str) -> str:
 
 
 def _create(rest: Rest, args: argparse.Namespace) -> int:
-    from dmesh.cli.output import tell, tell_json
+    from dmesh.cli.output import print_json, print_text
 
     policy = args.restart_policy
     wanted = {
@@ -95,18 +102,18 @@ def _create(rest: Rest, args: argparse.Namespace) -> int:
     }
     done = rest.send("PUT", _path(args.name), body=wanted)
     if args.json:
-        tell_json(done)
+        print_json(done)
     else:
-        tell(f"Cluster {args.name} is declared: {done['target']}.")
+        print_text(f"Declared cluster {args.name}: {done['target']}.")
     return 0
 
 
 def _list(rest: Rest, args: argparse.Namespace) -> int:
-    from dmesh.cli.output import tell_json, tell_table
+    from dmesh.cli.output import print_json, print_table
 
     found = rest.get("/api/v1/declarations", {})["declarations"]
     if args.json:
-        tell_json(found)
+        print_json(found)
         return 0
     rows = [
         (
@@ -115,24 +122,24 @@ def _list(rest: Rest, args: argparse.Namespace) -> int:
         )
         for one in found
     ]  # fmt: skip
-    tell_table(("CLUSTER", "JOBS", *(name.replace("_", " ").upper() for name in _SETTINGS)), rows)
+    print_table(("CLUSTER", "JOBS", *(name.replace("_", " ").upper() for name in _SETTINGS)), rows)
     return 0
 
 
 def _delete(rest: Rest, args: argparse.Namespace) -> int:
-    from dmesh.cli.output import BAD_NEWS, tell, tell_failure, tell_json
+    from dmesh.cli.output import BAD_NEWS, print_failure, print_json, print_text
     from dmesh.errors import CoordinationError
 
     declared = [one["cluster"] for one in rest.get("/api/v1/declarations", {})["declarations"]]
     if args.name not in declared:
         message = f"no cluster {args.name!r} is declared"
-        tell_failure("cluster", message, CoordinationError, as_json=args.json)
+        print_failure("cluster", message, CoordinationError, as_json=args.json)
         return BAD_NEWS
     done = rest.send("DELETE", _path(args.name))
     if args.json:
-        tell_json(done)
+        print_json(done)
     else:
-        tell(f"The declaration of cluster {args.name} is deleted.")
+        print_text(f"Deleted the declaration of cluster {args.name}.")
     return 0
 
 

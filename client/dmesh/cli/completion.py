@@ -11,12 +11,13 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """\
-Prints a script that makes a shell complete verbs, flags and files (needs `pip install 'dmesh[cli]'`):
+Prints a completion script for your shell: verbs, flags and files (needs `pip install 'dmesh[cli]'`). Use it
+like this:
 
     bash   source <(dmesh completion bash)                        # in ~/.bashrc
     zsh    dmesh completion zsh > DIRECTORY/_dmesh                # a directory of $fpath; before compinit
     fish   dmesh completion fish > ~/.config/fish/completions/dmesh.fish"""
-_EPILOG = "exit code: 0; 2 for a command line that cannot work, and without shtab."
+_EPILOG = "exit code: 0; 2 for an invalid command line, or if shtab is not installed."
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -24,7 +25,7 @@ def add_parser(subparsers: Subparsers) -> None:
     from dmesh.cli.verb import add_verb
 
     parser = add_verb(subparsers, "completion", _DESCRIPTION, _EPILOG, execute)
-    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="which shell")
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="your shell")
 
 
 def execute(args: argparse.Namespace) -> int:

@@ -9,10 +9,10 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """\
-Shows the settings that a client would take from this environment, checked as it would check them. A token is
+Shows the settings that a client would get from this environment, after the client's own checks. Tokens are
 never shown."""
 _EPILOG = """\
-exit code: 0; 2 if a client could not start with these settings: the error says which one is wrong."""
+exit code: 0; 2 if a client could not start with these settings: the error names the wrong one."""
 _SECRET = frozenset({"token"})
 _HIDDEN = "(set; not shown)"
 
@@ -21,7 +21,9 @@ def add_parser(subparsers: Subparsers) -> None:
     """Adds the verb to the command line."""
     from dmesh.cli.output import add_json
 
-    parser = subparsers.add_parser("config", help="show the settings of this environment", allow_abbrev=False)
+    parser = subparsers.add_parser(
+        "config", help="show the settings that this environment gives", allow_abbrev=False
+    )
     verbs = parser.add_subparsers(title="verbs", dest="config_verb", metavar="VERB", required=True)
     show = verbs.add_parser(
         "show",
@@ -31,7 +33,7 @@ def add_parser(subparsers: Subparsers) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    show.add_argument("--origin", action="store_true", help="say where each value came from")
+    show.add_argument("--origin", action="store_true", help="show where each value comes from")
     add_json(show)
     show.set_defaults(execute=execute)
 
@@ -42,7 +44,7 @@ def execute(args: argparse.Namespace) -> int:
     Raises:
         ConfigurationError: A setting cannot work.
     """
-    from dmesh.cli.output import tell_json, tell_table
+    from dmesh.cli.output import print_json, print_table
     from dmesh.config.settings import VARIABLES, Settings
 
     settings = Settings.load()
@@ -52,14 +54,14 @@ def execute(args: argparse.Namespace) -> int:
             VARIABLES[field]: {"value": value, "origin": settings.origins[field]}
             for field, value in values.items()
         }
-        tell_json({"settings": found})
+        print_json({"settings": found})
         return 0
     head = ("VARIABLE", "VALUE", "ORIGIN") if args.origin else ("VARIABLE", "VALUE")
     rows = [
         (VARIABLES[field], _text(value), *([settings.origins[field]] if args.origin else []))
         for field, value in values.items()
     ]
-    tell_table(head, rows)
+    print_table(head, rows)
     return 0
 
 

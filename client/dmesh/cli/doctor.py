@@ -1,4 +1,4 @@
-"""`dmesh doctor`: looks for what keeps clients from meeting, here and on the way to their server."""
+"""`dmesh doctor`: diagnoses why clients cannot connect, on this machine and on the way to their server."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """\
-Looks for what keeps clients from meeting: settings, name resolution, ports, proxies, token, certificates,
-versions, limits of the system, shared memory, clock; and asks the coordination server, if there is one.
-Changes nothing. Run it on the machine, as the user and with the environment that your program has."""
+Diagnoses why clients cannot connect to each other. Checks settings, name resolution, ports, proxies, token,
+certificates, versions, system limits, shared memory and clock, and queries the coordination server if there
+is one. Changes nothing. Run it on the machine, as the user and with the environment of your program."""
 _EPILOG = """\
-exit code: 0 if nothing was found, or warnings only; 3 if something will not work; 2 for a command line that
-cannot work."""
+exit code: 0 if there are no problems or only warnings; 3 if something will not work; 2 for an invalid command
+line."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -36,7 +36,7 @@ def execute(args: argparse.Namespace) -> int:
     import os
 
     from dmesh.cli.checks import examine
-    from dmesh.cli.output import BAD_NEWS, tell_json, tell_table
+    from dmesh.cli.output import BAD_NEWS, print_json, print_table
     from dmesh.cli.progress import Bar
 
     found: list[Check] = []
@@ -47,8 +47,8 @@ def execute(args: argparse.Namespace) -> int:
             bar.show(f"looked at {check.name}", 0, None)
     failed = any(check.verdict == "fail" for check in found)
     if args.json:
-        tell_json({"ok": not failed, "checks": [dataclasses.asdict(check) for check in found]})
+        print_json({"ok": not failed, "checks": [dataclasses.asdict(check) for check in found]})
     else:
         rows = [(check.verdict.upper(), check.name, check.message) for check in found]
-        tell_table(("", "CHECK", "FOUND"), rows, [check.verdict == "fail" for check in found])
+        print_table(("", "CHECK", "FOUND"), rows, [check.verdict == "fail" for check in found])
     return BAD_NEWS if failed else 0

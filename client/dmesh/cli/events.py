@@ -9,10 +9,10 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """\
-Prints what happened on a coordination server: members that came, left or were lost, barriers that failed,
-what operators did. The server keeps the last ten thousand or so. They are to be had over HTTP only."""
+Prints the event log of a coordination server: members that joined, left or were lost, failed barriers, and
+operators' actions. The server keeps about ten thousand events and serves them over HTTP only."""
 _EPILOG = """\
-exit code: 0; 1 if the server cannot be asked; 2 for a command line or an environment that cannot work."""
+exit code: 0; 1 if the server does not answer; 2 for an invalid command line or environment."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -25,10 +25,16 @@ def add_parser(subparsers: Subparsers) -> None:
     add = parser.add_argument
     add_http(parser)
     add("--cluster", metavar="NAME", help="only events of this cluster")
-    add("--follow", action="store_true", help="go on with what happens from now on, until Ctrl-C")
-    add("--after", metavar="CURSOR", help="go on after this event, whose cursor was shown")
-    add("--count", metavar="N", type=int, help="end after so many events")
-    add("--interval", metavar="S", type=seconds, default=1.0, help="seconds between two looks (default 1)")
+    add("--follow", action="store_true", help="print new events as they happen, until Ctrl-C")
+    add("--after", metavar="CURSOR", help="start after the event with this cursor")
+    add("--count", metavar="N", type=int, help="exit after N events")
+    add(
+        "--interval",
+        metavar="S",
+        type=seconds,
+        default=1.0,
+        help="seconds between requests with --follow (default 1)",
+    )
     add_json(parser)
 
 
@@ -45,16 +51,16 @@ def execute(args: argparse.Namespace) -> int:
     from dmesh.cli.rest import Rest
 
     rest = Rest.of(args.http, os.environ)
-    told, after = 0, args.after
+    printed, after = 0, args.after
     while True:
         parameters = {"limit": "100", "cluster": args.cluster, "after": after}
         page = rest.get("/api/v1/events", {name: text for name, text in parameters.items() if text})
         if page.get("gap") and after is not None:
-            _tell_gap(args)
+            _print_gap(args)
         for event in page.get("events", ()):
-            _tell(event, args)
-            told += 1
-            if told == args.count:
+            _print(event, args)
+            printed += 1
+            if printed == args.count:
                 return 0
         after = str(page.get("next") or after or "") or None
         if page.get("more"):
@@ -64,13 +70,13 @@ def execute(args: argparse.Namespace) -> int:
         time.sleep(args.interval)
 
 
-def _tell(event: dict[str, Any], args: argparse.Namespace) -> None:
+def _print(event: dict[str, Any], args: argparse.Namespace) -> None:
     import datetime
 
-    from dmesh.cli.output import printable, tell_json_line
+    from dmesh.cli.output import print_json_line, printable
 
     if args.json:
-        tell_json_line(event)
+        print_json_line(event)
         return
     moment = event.get("time")
     stamp = datetime.datetime.fromtimestamp(moment, datetime.UTC) if isinstance(moment, int | float) else None
@@ -81,10 +87,10 @@ def _tell(event: dict[str, Any], args: argparse.Namespace) -> None:
     print(printable(text).replace("\n", " "), flush=True)  # noqa: T201
 
 
-def _tell_gap(args: argparse.Namespace) -> None:
-    from dmesh.cli.output import tell_json_line
+def _print_gap(args: argparse.Namespace) -> None:
+    from dmesh.cli.output import print_json_line
 
     if args.json:
-        tell_json_line({"gap": True})
+        print_json_line({"gap": True})
     else:
-        print("... events were missed that are not kept any more ...", flush=True)  # noqa: T201
+        print("... some events are missing: the server no longer keeps them ...", flush=True)  # noqa: T201

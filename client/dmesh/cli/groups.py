@@ -31,7 +31,7 @@ class GroupView:
     """Number of ranks that take part."""
     generation: int
     """Sequence numbers of one generation are not those of another."""
-    told: int
+    reporting: int
     """Number of them that have reported."""
     first: int
     """Number of the last call that all of those have made."""
@@ -73,7 +73,7 @@ def _view(members: dict[int, pb.GroupProgress]) -> GroupView:
         name=latest.name,
         size=latest.size,
         generation=latest.generation,
-        told=len(members),
+        reporting=len(members),
         first=min(group.issued for group in members.values()),
         last=last,
         behind=tuple(sorted(rank for rank, group in members.items() if group.issued < last)),

@@ -21,25 +21,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--hostfile",
         metavar="FILE",
-        help="the same from a file of lines HOST slots=N, as Open MPI has it",
+        help="read the hosts from a file with lines HOST slots=N, as for Open MPI",
     )
     add("--slurm", action="store_true", help="start clients on the nodes of this Slurm allocation")
     add(
         "--ssh",
         metavar="CMD",
-        help="program and arguments in the place of ssh (default: DMESH_SSH)",
+        help="command to run instead of ssh (default: DMESH_SSH)",
     )
-    add("--python", metavar="PATH", help="the hosts' Python (default: the path of this one)")
-    add("--chdir", metavar="DIR", help="the program's working directory on the hosts (default: this one)")
+    add("--python", metavar="PATH", help="Python on the hosts (default: this one's path)")
+    add("--chdir", metavar="DIR", help="working directory on the hosts (default: the current one)")
     add(
         "-x", "--export", metavar="NAME[=VALUE]", action="append", default=[],
-        help="hand an environment variable to the clients, beside those of dmesh; may be repeated",
+        help="pass an environment variable to the clients, in addition to dmesh's; may be repeated",
     )  # fmt: skip
     add(
         "--insecure", action="store_true",
-        help="do not encrypt the way to the coordination server; a token is sent over it",
+        help="do not encrypt connections to the coordination server, although tokens are sent over them",
     )  # fmt: skip
-    add("--start-timeout", metavar="S", help=f"seconds to reach the hosts (default {START_TIMEOUT:g})")
+    add("--start-timeout", metavar="S", help=f"seconds to connect to the hosts (default {START_TIMEOUT:g})")
 
 
 def several_hosts(args: argparse.Namespace) -> bool:

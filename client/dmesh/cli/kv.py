@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """\
-Looks at the keys that the programs of a cluster share, and changes them. Keys that begin with dmesh/
-are dmesh's own: they can be looked at."""
+Reads and changes the keys that the programs of a cluster share. Keys that begin with dmesh/ belong to dmesh:
+they are read-only here."""
 _EPILOG = """\
-exit code: 0; 3 if `get` or `delete` finds no such key, or `put` an existing one; 1 if the server cannot be
-asked; 2 for a command line or an environment that cannot work."""
+exit code: 0; 3 if `get` or `delete` finds no key, or `put` finds an existing one; 1 if the server does not
+answer; 2 for an invalid command line or environment."""
 _SHOWN = 60
 
 
@@ -29,30 +29,30 @@ def add_parser(subparsers: Subparsers) -> None:
 
     parser = add_verb(subparsers, "kv", _DESCRIPTION, _EPILOG, execute)
     verbs = parser.add_subparsers(title="verbs", dest="kv_verb", metavar="VERB", required=True)
-    get = _verb(verbs, "get", "print a key's value, as it is")
+    get = _verb(verbs, "get", "print a key's value unchanged")
     get.add_argument("key", metavar="KEY")
-    get.add_argument("--wait", metavar="S", type=float, default=0.0, help="wait so many seconds for it")
+    get.add_argument("--wait", metavar="S", type=float, default=0.0, help="wait up to S seconds for the key")
     put = _verb(verbs, "put", "set a key")
     put.add_argument("key", metavar="KEY")
-    put.add_argument("value", metavar="VALUE", help="-: what comes on standard input")
-    put.add_argument("--ttl", metavar="S", type=float, help="delete it after so many seconds")
-    put.add_argument("--overwrite", action="store_true", help="replace a value that is there")
+    put.add_argument("value", metavar="VALUE", help="the value; - reads it from standard input")
+    put.add_argument("--ttl", metavar="S", type=float, help="delete the key after S seconds")
+    put.add_argument("--overwrite", action="store_true", help="replace an existing value")
     listed = _verb(verbs, "list", "list keys, without their values")
-    listed.add_argument(
-        "prefix", metavar="PREFIX", nargs="?", default="", help="only keys that begin with it"
-    )
+    listed.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="only keys with this prefix")
     delete = _verb(verbs, "delete", "delete a key")
     delete.add_argument("key", metavar="KEY")
-    delete.add_argument("--prefix", action="store_true", help="delete all keys that begin with KEY")
+    delete.add_argument("--prefix", action="store_true", help="delete all keys with the prefix KEY")
     increment = _verb(verbs, "increment", "add to a key whose value is an integer, and print the sum")
     increment.add_argument("key", metavar="KEY")
-    increment.add_argument("amount", metavar="N", type=int, nargs="?", default=1, help="what to add (1)")
-    watch = _verb(verbs, "watch", "print every change of keys, until Ctrl-C")
-    watch.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="only keys that begin with it")
-    watch.add_argument(
-        "--from", metavar="N", type=int, default=0, dest="revision", help="from this revision on"
+    increment.add_argument(
+        "amount", metavar="N", type=int, nargs="?", default=1, help="amount to add (default 1)"
     )
-    watch.add_argument("--count", metavar="N", type=int, help="end after so many changes")
+    watch = _verb(verbs, "watch", "print changes of keys until Ctrl-C")
+    watch.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="only keys with this prefix")
+    watch.add_argument(
+        "--from", metavar="N", type=int, default=0, dest="revision", help="start from this revision"
+    )
+    watch.add_argument("--count", metavar="N", type=int, help="exit after N changes")
 
 
 def _verb(verbs: Subparsers, name: str, text: str) -> argparse.ArgumentParser:
@@ -84,7 +84,7 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _get(observer: Observer, args: argparse.Namespace) -> int:
-    from dmesh.cli.output import BAD_NEWS, tell_failure, tell_json
+    from dmesh.cli.output import BAD_NEWS, print_failure, print_json
     from dmesh.errors import KeyNotFoundError, KeyWaitTimeoutError
     from dmesh.v1 import key_value_pb2 as pb
 
@@ -93,10 +93,10 @@ def _get(observer: Observer, args: argparse.Namespace) -> int:
     try:
         kv = observer.ask(observer.link.key_value.Get, request, observer.patience + wait).kv
     except (KeyNotFoundError, KeyWaitTimeoutError) as error:
-        tell_failure("kv", str(error), type(error), as_json=args.json)
+        print_failure("kv", str(error), type(error), as_json=args.json)
         return BAD_NEWS
     if args.json:
-        tell_json(_view(kv))
+        print_json(_view(kv))
         return 0
     if sys.stdout.isatty():
         print(_shown(kv.value))  # noqa: T201
@@ -107,7 +107,7 @@ def _get(observer: Observer, args: argparse.Namespace) -> int:
 
 
 def _put(observer: Observer, args: argparse.Namespace) -> int:
-    from dmesh.cli.output import BAD_NEWS, tell, tell_failure, tell_json
+    from dmesh.cli.output import BAD_NEWS, print_failure, print_json, print_text
     from dmesh.errors import KeyExistsError
     from dmesh.v1 import key_value_pb2 as pb
 
@@ -126,12 +126,12 @@ def _put(observer: Observer, args: argparse.Namespace) -> int:
         revision = observer.ask(observer.link.key_value.Set, request).revision
     except KeyExistsError as error:
         message = f"{error} On this command line: --overwrite."
-        tell_failure("kv", message, type(error), as_json=args.json)
+        print_failure("kv", message, type(error), as_json=args.json)
         return BAD_NEWS
     if args.json:
-        tell_json({"key": args.key, "revision": revision})
+        print_json({"key": args.key, "revision": revision})
     else:
-        tell(f"{args.key}: {len(value)} bytes, revision {revision}")
+        print_text(f"{args.key}: {len(value)} bytes, revision {revision}")
     return 0
 
 
@@ -148,7 +148,7 @@ def _grant(observer: Observer, ttl: float) -> int:
 
 
 def _list(observer: Observer, args: argparse.Namespace) -> int:
-    from dmesh.cli.output import tell_json, tell_table
+    from dmesh.cli.output import print_json, print_table
     from dmesh.v1 import key_value_pb2 as pb
 
     request = pb.ListRequest(caller=observer.caller, prefix=args.prefix, keys_only=True)
@@ -158,16 +158,16 @@ def _list(observer: Observer, args: argparse.Namespace) -> int:
             {"key": kv.key, "revision": kv.mod_revision, "create_revision": kv.create_revision}
             for kv in answer.kvs
         ]
-        tell_json({"cluster": observer.cluster, "revision": answer.revision, "keys": keys})
+        print_json({"cluster": observer.cluster, "revision": answer.revision, "keys": keys})
         return 0
-    tell_table(
+    print_table(
         ("KEY", "REVISION", "CREATED"), [(kv.key, kv.mod_revision, kv.create_revision) for kv in answer.kvs]
     )
     return 0
 
 
 def _delete(observer: Observer, args: argparse.Namespace) -> int:
-    from dmesh.cli.output import BAD_NEWS, tell, tell_json
+    from dmesh.cli.output import BAD_NEWS, print_json, print_text
     from dmesh.v1 import key_value_pb2 as pb
 
     _refuse_own(args.key)
@@ -176,14 +176,14 @@ def _delete(observer: Observer, args: argparse.Namespace) -> int:
     )
     answer = observer.ask(observer.link.key_value.Delete, request)
     if args.json:
-        tell_json({"deleted": answer.deleted, "revision": answer.revision})
+        print_json({"deleted": answer.deleted, "revision": answer.revision})
     else:
-        tell(f"{answer.deleted} key{'' if answer.deleted == 1 else 's'} deleted")
+        print_text(f"{answer.deleted} key{'' if answer.deleted == 1 else 's'} deleted")
     return 0 if answer.deleted else BAD_NEWS
 
 
 def _increment(observer: Observer, args: argparse.Namespace) -> int:
-    from dmesh.cli.output import tell, tell_json
+    from dmesh.cli.output import print_json, print_text
     from dmesh.v1 import key_value_pb2 as pb
 
     _refuse_own(args.key)
@@ -192,29 +192,29 @@ def _increment(observer: Observer, args: argparse.Namespace) -> int:
     )
     answer = observer.ask(observer.link.key_value.Increment, request)
     if args.json:
-        tell_json({"key": args.key, "value": answer.value, "revision": answer.revision})
+        print_json({"key": args.key, "value": answer.value, "revision": answer.revision})
     else:
-        tell(str(answer.value))
+        print_text(str(answer.value))
     return 0
 
 
 def _watch(observer: Observer, args: argparse.Namespace) -> int:
-    from dmesh.cli.output import printable, tell_json_line
+    from dmesh.cli.output import print_json_line, printable
     from dmesh.v1 import key_value_pb2 as pb
 
     request = pb.WatchRequest(caller=observer.caller, prefix=args.prefix, from_revision=args.revision)
-    told = 0
+    printed = 0
     for response in observer.stream(observer.link.key_value.Watch, request):
         for event in response.events:
             if args.json:
-                tell_json_line({"deleted": event.deleted, **_view(event.kv), "revision": response.revision})
+                print_json_line({"deleted": event.deleted, **_view(event.kv), "revision": response.revision})
             elif event.deleted:
                 print(f"{response.revision} deleted {printable(event.kv.key)}", flush=True)  # noqa: T201
             else:
                 text = f"{response.revision} set {event.kv.key} {_shown(event.kv.value)}"
                 print(printable(text), flush=True)  # noqa: T201
-            told += 1
-            if told == args.count:
+            printed += 1
+            if printed == args.count:
                 return 0
     return 0
 

@@ -67,12 +67,12 @@ def time_left(loop: pb.LoopProgress, age: float) -> float | None:
     return max(0.0, (loop.total - loop.done) / loop.rate - age) if known else None
 
 
-def _view(told: dict[int, tuple[pb.LoopProgress, float]]) -> LoopView:
-    loops = [loop for loop, _ in told.values()]
-    left = [time_left(loop, age) for loop, age in told.values()]
+def _view(entries: dict[int, tuple[pb.LoopProgress, float]]) -> LoopView:
+    loops = [loop for loop, _ in entries.values()]
+    left = [time_left(loop, age) for loop, age in entries.values()]
     known = [seconds for seconds in left if seconds is not None]
     least, most = min(loop.done for loop in loops), max(loop.done for loop in loops)
-    behind = tuple(sorted(rank for rank, (loop, _) in told.items() if loop.done == least < most))
+    behind = tuple(sorted(rank for rank, (loop, _) in entries.items() if loop.done == least < most))
     return LoopView(
         name=loops[0].name,
         unit=loops[0].unit or "steps",
@@ -81,6 +81,6 @@ def _view(told: dict[int, tuple[pb.LoopProgress, float]]) -> LoopView:
         most=most,
         rate=min((loop.rate for loop in loops if loop.rate > 0), default=0.0),
         left=max(known) if known and len(known) == len(left) else None,
-        ranks=tuple(sorted(told)),
+        ranks=tuple(sorted(entries)),
         behind=behind,
     )

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """\
-Shows the members of a cluster, the departed ones included: host and process, when the server last heard of
-them, when their programs got on last, and where their main threads stand."""
+Shows the members of a cluster, including departed ones: host and process, last contact with the server, last
+progress of the program, and the source line of the main thread."""
 _EPILOG = """\
-exit code: 0; 3 if --after waited in vain; 1 if the server cannot be asked; 2 for a command line or an
-environment that cannot work."""
+exit code: 0; 3 if --after timed out; 1 if the server does not answer; 2 for an invalid command line or
+environment."""
 _BAD = ("blocked", "stuck", "lost", "failed")
 
 
@@ -30,11 +30,13 @@ def add_parser(subparsers: Subparsers) -> None:
     add_target(parser)
     add_json(parser)
     parser.add_argument(
-        "tasks", metavar="TASK", nargs="*", help="only these: /job:NAME/task:N, or a rank of job worker"
+        "tasks", metavar="TASK", nargs="*", help="show only these: /job:NAME/task:N, or a rank of job worker"
     )
-    parser.add_argument("--after", metavar="EPOCH", type=int, help="wait until the cluster's epoch is larger")
     parser.add_argument(
-        "--timeout", metavar="S", type=float, default=60.0, help="how long --after waits, seconds (60)"
+        "--after", metavar="EPOCH", type=int, help="wait until the cluster's epoch is larger than this"
+    )
+    parser.add_argument(
+        "--timeout", metavar="S", type=float, default=60.0, help="timeout of --after, seconds (default 60)"
     )
 
 
@@ -46,33 +48,33 @@ def execute(args: argparse.Namespace) -> int:
         DMeshError: The server does not answer, or refuses.
     """
     from dmesh.cli.observing import Observer
-    from dmesh.cli.output import BAD_NEWS, tell_failure, tell_json, tell_table
+    from dmesh.cli.output import BAD_NEWS, print_failure, print_json, print_table
     from dmesh.coordination.members import Task
     from dmesh.errors import WaitTimeoutError
 
     with Observer.of(args) as observer:
         if args.after is not None and not observer.wait_for_epoch(args.after, args.timeout):
             message = f"nobody came or went within {args.timeout:g} s"
-            tell_failure("members", message, WaitTimeoutError, as_json=args.json)
+            print_failure("members", message, WaitTimeoutError, as_json=args.json)
             return BAD_NEWS
         cluster = observer.cluster
         if args.tasks:  # cheap, however large the cluster is
             found = [observer.member(_task(name)) for name in args.tasks]
-            told = [_view(member, None) for member in found if member.incarnation]
+            taken = [_view(member, None) for member in found if member.incarnation]
             vacant = [_vacant(Task(member.job, member.index)) for member in found if not member.incarnation]
             epoch: dict[str, object] = {}
         else:
             picture = observer.look()
-            told = [
+            taken = [
                 _view(member, picture.reports.get(Task(member.job, member.index)))
                 for member in picture.state.members
             ]
             vacant = [_vacant(task) for task in picture.state.vacant]
             epoch = {"epoch": picture.state.epoch}
     if args.json:
-        tell_json({"cluster": cluster, **epoch, "members": told + vacant})
+        print_json({"cluster": cluster, **epoch, "members": taken + vacant})
         return 0
-    tell_table(
+    print_table(
         ("RANK", "STATE", "HOST", "PID", "SEEN", "GOT ON", "WHERE", "REASON"),
         [
             (
@@ -85,9 +87,9 @@ def execute(args: argparse.Namespace) -> int:
                 short(str(view.get("where", ""))),
                 view.get("reason", ""),
             )
-            for view in (*told, *vacant)
+            for view in (*taken, *vacant)
         ],
-        [view["state"] in _BAD for view in (*told, *vacant)],
+        [view["state"] in _BAD for view in (*taken, *vacant)],
     )
     return 0
 

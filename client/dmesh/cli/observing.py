@@ -54,17 +54,17 @@ class Picture:
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags that say which cluster of which server is meant."""
+    """Adds the flags that name the server and the cluster."""
     parser.add_argument(
         "--coordinator",
         metavar="H:P",
         help="the coordination server (default: DMESH_COORDINATOR, else the first entry of DTENSOR_JOBS, "
-        f"else that of the only `dmesh run` on this machine, else {DEFAULT_ADDRESS})",
+        f"else the server of the only `dmesh run` on this machine, else {DEFAULT_ADDRESS})",
     )
     parser.add_argument(
         "--cluster",
         metavar="NAME",
-        help="the cluster (default: DMESH_CLUSTER, else the only one that has members)",
+        help="the cluster (default: DMESH_CLUSTER, else the only one with members)",
     )
 
 

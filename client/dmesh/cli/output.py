@@ -14,70 +14,70 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 BAD_NEWS = 3
-"""Exit code of a verb that could ask, and got an answer that somebody should do something about."""
+"""Exit code of a verb whose answer needs attention: a lost member, a missing key."""
 
 _PLAIN_WIDTH = 100
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Adds the flag that asks for JSON."""
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    """Adds the `--json` flag."""
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def seconds(text: str) -> float:
     """Reads a number of seconds from the command line."""
     value = float(text)
     if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0")
+        raise argparse.ArgumentTypeError(f"expected a number of seconds, at least 0, got {text!r}")
     return value
 
 
-def tell(text: str) -> None:
-    """Prints a paragraph, broken into lines on a terminal only."""
+def print_text(text: str) -> None:
+    """Prints a paragraph, wrapped on a terminal only."""
     text = printable(text)
     if sys.stdout.isatty():
         text = textwrap.fill(text, min(shutil.get_terminal_size().columns, _PLAIN_WIDTH))
     print(text, flush=True)  # noqa: T201
 
 
-def tell_json(value: object) -> None:
+def print_json(value: object) -> None:
     """Prints a value as JSON."""
     print(json.dumps(value, indent=2, allow_nan=False), flush=True)  # noqa: T201
 
 
-def tell_json_line(value: object) -> None:
-    """Prints a value as one line of JSON, of a stream of them."""
+def print_json_line(value: object) -> None:
+    """Prints a value as one line of JSON, for streams of values."""
     print(json.dumps(value, allow_nan=False), flush=True)  # noqa: T201
 
 
-def tell_failure(verb: str, message: str, kind: type[Exception], *, as_json: bool) -> None:
-    """Says on standard error that a verb could not do what was asked; to programs on standard output, too.
+def print_failure(verb: str, message: str, kind: type[Exception], *, as_json: bool) -> None:
+    """Prints a verb's failure on standard error and, with `--json`, as JSON on standard output.
 
     Args:
         verb: The verb.
-        message: What was wrong.
-        kind: The class of the error; programs are told its name.
-        as_json: Whether a program asked.
+        message: Description of the failure.
+        kind: Class of the error; the JSON has its name.
+        as_json: Whether to print JSON, too.
     """
     print(f"dmesh {verb}: {message}", file=sys.stderr)  # noqa: T201
     if as_json:
-        tell_json_line({"error": {"kind": kind.__name__, "message": message.removeprefix("error: ")}})
+        print_json_line({"error": {"kind": kind.__name__, "message": message.removeprefix("error: ")}})
 
 
 def printable(text: str) -> str:
-    """Returns a text that can do nothing to a terminal: others have chosen its characters."""
+    """Returns a text without characters that control a terminal: it comes from other processes."""
     return "".join(
         char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in text
     )
 
 
-def tell_table(head: Sequence[str], rows: Sequence[Sequence[object]], bad: Sequence[bool] = ()) -> None:
+def print_table(head: Sequence[str], rows: Sequence[Sequence[object]], bad: Sequence[bool] = ()) -> None:
     """Prints a table.
 
     Args:
         head: Names of the columns.
-        rows: As many cells each.
-        bad: For each row, whether it is to stand out; none if empty.
+        rows: Rows of cells, one cell for each column.
+        bad: For each row, whether to highlight it; empty to highlight none.
     """
     cells = [[printable(str(cell)).replace("\n", " ") for cell in row] for row in rows]
     marked = list(bad) or [False] * len(cells)
@@ -101,12 +101,12 @@ def tell_table(head: Sequence[str], rows: Sequence[Sequence[object]], bad: Seque
 
 
 def repeat(show: Callable[[], int], interval: float, times: int | None = None) -> int:
-    """Shows something again and again, on a terminal in the same place; returns what the last time returned.
+    """Calls `show` repeatedly, on a cleared terminal; returns the last exit code.
 
     Args:
-        show: Shows it once; returns an exit code.
-        interval: Seconds from one time to the next.
-        times: How often; None until Ctrl-C.
+        show: Prints once; returns an exit code.
+        interval: Seconds between two calls.
+        times: Number of calls; None to repeat until Ctrl-C.
     """
     shown = 0
     while True:
@@ -120,7 +120,7 @@ def repeat(show: Callable[[], int], interval: float, times: int | None = None) -
 
 
 def _console() -> Any:
-    """Returns a console of rich; None in a pipe, where nobody wants colours, and without it."""
+    """Returns a rich console; None in a pipe, if colors are off, or without rich."""
     if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return None
     try:

@@ -15,13 +15,12 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """\
-Gives a cluster the keys of a backup while it runs, as one change with one revision: watches see it as such,
-and no reader sees a part of it. Keys that the backup does not have are deleted unless --merge is given. Keys
-that begin with dmesh/ are left alone. The whole file is checked before anything is changed. Needs the role
-admin."""
+Loads the keys of a backup into a running cluster, atomically: readers and watches see one change with one
+revision. Keys that are not in the backup are deleted, unless --merge is given. Keys that begin with dmesh/
+are left alone. The whole file is checked before anything changes. Needs an admin's token."""
 _EPILOG = """\
-exit code: 0; 1 if the server cannot be asked, or refuses; 2 for a command line or an environment that cannot
-work, and for a file that is not a backup, is damaged, or is of a newer version."""
+exit code: 0; 1 if the server does not answer, or refuses; 2 for an invalid command line or environment, and
+for a file that is not a backup, is damaged, or has a newer format."""
 _AT_ONCE = 256 << 10
 """Bytes of keys and values in one message, unless one key has more."""
 _KEY_COST = 32
@@ -36,10 +35,10 @@ def add_parser(subparsers: Subparsers) -> None:
     from dmesh.cli.verb import add_verb
 
     parser = add_verb(subparsers, "restore", _DESCRIPTION, _EPILOG, execute)
-    parser.add_argument("file", metavar="FILE", help="a file of `dmesh backup`; -: standard input")
-    parser.add_argument("--merge", action="store_true", help="keep the keys that the backup does not have")
+    parser.add_argument("file", metavar="FILE", help="a file written by `dmesh backup`; - for standard input")
+    parser.add_argument("--merge", action="store_true", help="keep keys that are not in the backup")
     parser.add_argument(
-        "--any-cluster", action="store_true", help="restore the backup of a cluster with another name"
+        "--any-cluster", action="store_true", help="accept the backup of a cluster with another name"
     )
     add_target(parser)
     add_json(parser)
@@ -54,7 +53,7 @@ def execute(args: argparse.Namespace) -> int:
     """
     from dmesh.cli import backup_files
     from dmesh.cli.observing import Observer
-    from dmesh.cli.output import tell, tell_json
+    from dmesh.cli.output import print_json, print_text
     from dmesh.errors import ConfigurationError
 
     try:
@@ -72,13 +71,13 @@ def execute(args: argparse.Namespace) -> int:
         answer = observer.send(
             observer.link.key_value.Restore, _requests(observer.caller, keys, merge=args.merge), _PATIENCE
         )
-    told = {"set": answer.set, "deleted": answer.deleted, "revision": answer.revision}
+    counts = {"set": answer.set, "deleted": answer.deleted, "revision": answer.revision}
     if args.json:
-        tell_json({"cluster": observer.cluster, **told})
+        print_json({"cluster": observer.cluster, **counts})
     else:
-        tell(
+        print_text(
             f"cluster {observer.cluster!r}: {answer.set} keys set, {answer.deleted} deleted, "
-            f"{len(keys) - answer.set} as they were; revision {answer.revision}"
+            f"{len(keys) - answer.set} unchanged; revision {answer.revision}"
         )
     return 0
 

@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from dmesh.cli import host_arguments
-from dmesh.cli.output import add_json, tell_failure, tell_json
+from dmesh.cli.output import add_json, print_failure, print_json
 from dmesh.errors import ConfigurationError
 from dmesh.launcher import LaunchOptions, Supervisor, plan_launch
 from dmesh.launcher.job_report import job_report
@@ -32,13 +32,13 @@ dmesh run -n N [options] script.py [args ...]
 _DESCRIPTION = """\
 Starts N clients of a Python program, on this machine or on several hosts, with DTENSOR_JOBS and
 DTENSOR_CLIENT_ID set so that dmesh.initialize_accelerator_system() finds the others. Each line of their
-output is labeled with [rank]; standard input goes to rank 0 alone. When one fails, the others are ended and
-the first failure is reported first."""
+output is prefixed with [rank]; standard input goes to rank 0 only. When a client fails, dmesh terminates the
+others and reports the first failure first."""
 _EPILOG = """\
-exit code: 0 when all clients ended with 0; else that of the first failure, 128 + the number for a signal;
-2 for a command line that cannot work. Ctrl-C and SIGTERM are passed on to the clients, a second one kills
-them. With --json, the clients' standard output goes to standard error, and one JSON object about how each of
-them ended is printed at the end: failures are listed with the cause first."""
+exit code: 0 if all clients exited with 0; otherwise the code of the first failure, or 128 + the signal's
+number; 2 for an invalid command line. Ctrl-C and SIGTERM are forwarded to the clients; a second one kills
+them. With --json, the clients' standard output goes to standard error. A JSON object at the end describes how
+each client ended, with the cause of a failure first."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -53,39 +53,39 @@ def add_parser(subparsers: Subparsers) -> None:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("-n", "-np", "--clients", metavar="N", help="number of clients (required on one machine)")
+    add("-n", "-np", "--clients", metavar="N", help="number of clients (required without hosts)")
     add("-m", "--module", action="store_true", help="run a module, as `python -m` does")
     add(
         "--cpu-devices",
         metavar="K",
-        help="logical CPU devices of each client, unless its script says otherwise",
+        help="logical CPU devices of each client, unless its script sets another number",
     )
     add(
         "--bind",
         metavar="TO",
         default="",
-        help="bind each client to its share of the host's cores (core), or to the CPUs of one NUMA node, "
-        "neighboring ranks to the same (numa); default: neither",
+        help="core: bind each client to its share of the host's cores; numa: bind it to one NUMA node, "
+        "shared by neighboring ranks (default: no binding)",
     )
     add(
         "--coordinator",
         metavar="H:P",
-        help="use the server of `dmesh serve` at this address, not one inside client 0",
+        help="address of a running `dmesh serve` (default: a server inside client 0)",
     )
-    add("--cluster", metavar="NAME", help="cluster name at that server; default: a fresh one for this run")
+    add("--cluster", metavar="NAME", help="cluster name at that server (default: a new one for each run)")
     add(
         "--timeout-after-failure",
         metavar="S",
         default="3",
-        help="seconds that the others have after a failure to end by themselves, before SIGTERM (default 3)",
+        help="after a failure, seconds until the other clients get SIGTERM (default 3)",
     )
     add("--terminate-grace", metavar="S", default="5", help="seconds between SIGTERM and SIGKILL (default 5)")
     add(
         "--max-restarts",
         metavar="N",
         default="0",
-        help="start each client that fails again, up to N times, to take its own place in the running job "
-        "(sets DMESH_RESTART_POLICY=rejoin; needs --coordinator for rank 0; default 0)",
+        help="restart a failed client up to N times; it rejoins the running job (sets "
+        "DMESH_RESTART_POLICY=rejoin; restarting rank 0 needs --coordinator; default 0)",
     )
     add_json(parser)
     host_arguments.add_arguments(parser)
@@ -116,7 +116,7 @@ def execute(args: argparse.Namespace) -> int:
             began = time.monotonic()
             result = run_hosts.execute(args, options, hosts, _outputs(as_json=args.json))
             if args.json:
-                tell_json(job_report(result, socket.gethostname(), time.monotonic() - began))
+                print_json(job_report(result, socket.gethostname(), time.monotonic() - began))
             return result.exit_code
         with reserve_ports(options.clients) as reservation:
             plan = plan_launch(options, reservation.ports, os.environ)
@@ -128,10 +128,10 @@ def execute(args: argparse.Namespace) -> int:
         raise
     except OSError as error:
         message = f"error: the clients could not be started: {error}"
-        tell_failure("run", message, type(error), as_json=args.json)
+        print_failure("run", message, type(error), as_json=args.json)
         return 1
     if args.json:
-        tell_json(job_report(result, socket.gethostname(), time.monotonic() - began))
+        print_json(job_report(result, socket.gethostname(), time.monotonic() - began))
     return result.exit_code
 
 
@@ -169,7 +169,7 @@ def _integer(flag: str, text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ConfigurationError(f"{flag} must be a whole number, got {text!r}") from None
+        raise ConfigurationError(f"{flag} must be an integer, got {text!r}") from None
 
 
 def _seconds(flag: str, text: str) -> float:

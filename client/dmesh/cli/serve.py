@@ -11,16 +11,18 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """\
-Runs a coordination server: clients started with DMESH_COORDINATOR set to its address meet there. When it is
-ready it prints one line on standard output,
+Runs a coordination server. Clients that are started with DMESH_COORDINATOR set to its address connect to it.
+When the server is ready, it prints one line with the actual ports on standard output:
 
     dmesh-server ready grpc=HOST:PORT http=http://HOST:PORT
 
-with the real ports; everything else goes to standard error."""
+Everything else goes to standard error."""
 _EPILOG = """\
-SIGTERM or Ctrl-C tells all clients, gives calls under way a moment and ends with exit code 0; a second signal
-ends at once. Exit code 2: an address, the data directory or the command line cannot be used; 3: what is in
-the data directory is damaged or of another format, and was left as it is."""
+On SIGTERM or Ctrl-C, the server notifies its clients, finishes pending calls (see --shutdown-grace) and exits
+with 0; a second signal ends it at once.
+
+exit code: 0 after a signal; 2 if an address, the data directory or the command line is invalid; 3 if the data
+directory is damaged or has another format (it is left unchanged)."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -37,93 +39,92 @@ def add_parser(subparsers: Subparsers) -> None:
     add(
         "--listen",
         metavar="HOST:PORT",
-        help="where clients connect; port 0: any free one (default 127.0.0.1:8470)",
+        help="address for clients; port 0 picks a free port (default 127.0.0.1:8470)",
     )
     add(
         "--http",
         metavar="HOST:PORT",
-        help="dashboard, REST interface, metrics; port 0: any free one (default 127.0.0.1:8471)",
+        help="address of dashboard, REST API and metrics; port 0 picks a free port (default 127.0.0.1:8471)",
     )
     add("--no-http", action="store_true", help="do not serve HTTP")
     add(
         "--session-port",
         metavar="PORT",
-        help="for the connections of clients' sessions; off: all over gRPC, slower (default: any free one)",
+        help="port for clients' sessions, or 'off' to carry them over gRPC, which is slower (default: a "
+        "free port)",
     )
     kept = parser.add_mutually_exclusive_group()
-    kept.add_argument("--data-dir", metavar="DIR", help="keep state here, across restarts")
+    kept.add_argument("--data-dir", metavar="DIR", help="directory for state that survives restarts")
     kept.add_argument("--memory", action="store_true", help="keep state in memory only (the default)")
-    add("--lease", metavar="S", help="silence after which a client is lost, seconds (default 15)")
-    add(
-        "--heartbeat-interval", metavar="S", help="how often clients give a sign of life, seconds (default 3)"
-    )
+    add("--lease", metavar="S", help="seconds of silence after which a client is declared lost (default 15)")
+    add("--heartbeat-interval", metavar="S", help="seconds between heartbeats of a client (default 3)")
     add(
         "--shutdown-grace",
         metavar="S",
-        help="time for calls under way when the server stops, seconds (default 2)",
+        help="seconds to finish pending calls when the server stops (default 2)",
     )
-    limits = parser.add_argument_group("limits", "numbers, and sizes such as 1MiB")
+    limits = parser.add_argument_group("limits", "N is a number, SIZE a size such as 1MiB")
     bound = limits.add_argument
-    bound("--max-connections", metavar="N", help="clients' connections (default: as many as fit)")
-    bound("--max-calls-per-connection", metavar="N", help="calls under way on each of them (default 4096)")
+    bound("--max-connections", metavar="N", help="client connections (default: what the system allows)")
+    bound("--max-calls-per-connection", metavar="N", help="pending calls of a connection (default 4096)")
     bound(
         "--max-unauthenticated-per-host",
         metavar="N",
-        help="of them, without a token from one host when few are free (default 64)",
+        help="connections of one host that have not shown a token, when few are free (default 64)",
     )
-    bound("--max-request-size", metavar="SIZE", help="one request or message (default 1.5 MiB)")
-    bound("--max-message-rate", metavar="N", help="messages of one client in a second (default 5000)")
+    bound("--max-request-size", metavar="SIZE", help="size of a request or message (default 1.5 MiB)")
+    bound("--max-message-rate", metavar="N", help="messages per second of a client (default 5000)")
     bound("--max-http-connections", metavar="N", help="HTTP connections (default 512)")
-    bound("--max-http-connections-per-host", metavar="N", help="of these, from one host (default 64)")
+    bound("--max-http-connections-per-host", metavar="N", help="HTTP connections of one host (default 64)")
     bound("--max-clusters", metavar="N", help="clusters on this server (default 1000)")
-    bound("--max-tasks", metavar="N", help="tasks in one cluster (default 100000)")
-    bound("--max-key-size", metavar="SIZE", help="a key (default 1KiB)")
-    bound("--max-value-size", metavar="SIZE", help="a value (default 1MiB)")
-    bound("--max-store-size", metavar="SIZE", help="keys and values of one cluster (default 256MiB)")
+    bound("--max-tasks", metavar="N", help="tasks of a cluster (default 100000)")
+    bound("--max-key-size", metavar="SIZE", help="size of a key (default 1KiB)")
+    bound("--max-value-size", metavar="SIZE", help="size of a value (default 1MiB)")
+    bound("--max-store-size", metavar="SIZE", help="size of a cluster's keys and values (default 256MiB)")
     add("--reflection", action="store_true", help="let gRPC tools list the services")
     add(
         "--token-file",
         metavar="FILE",
-        help="tokens that are accepted (default: DMESH_TOKEN, DMESH_TOKEN_FILE, or ~/.config/dmesh/token, "
-        "which is made at the first start)",
+        help="file of accepted tokens (default: DMESH_TOKEN, DMESH_TOKEN_FILE, or ~/.config/dmesh/token, "
+        "which the first start creates)",
     )
-    add("--tls-cert", metavar="FILE", help="encrypt: the server's certificate, PEM (see `dmesh certs`)")
-    add("--tls-key", metavar="FILE", help="the key to it, PEM")
-    add("--tls-client-ca", metavar="FILE", help="ask clients for certificates that this authority signed")
+    add("--tls-cert", metavar="FILE", help="the server's certificate, PEM; turns on TLS (see `dmesh certs`)")
+    add("--tls-key", metavar="FILE", help="private key of the certificate, PEM")
+    add("--tls-client-ca", metavar="FILE", help="require client certificates signed by this CA, PEM")
     add(
         "--tls-allow",
         metavar="NAME",
         action="append",
-        help="of these clients, let in only those whose certificate has this name, or a name that begins "
-        "with this prefix, which must end in '/': spiffe://example.org/dmesh/; may be repeated",
+        help="accept only client certificates with this name; a NAME that ends in '/' is a prefix "
+        "(spiffe://example.org/dmesh/); may be repeated",
     )
     add(
         "--http-no-client-certs",
         action="store_true",
-        help="with --tls-client-ca: let browsers and probes without a certificate reach the HTTP side",
+        help="with --tls-client-ca: do not require client certificates over HTTP (browsers, probes)",
     )
     add(
         "--insecure",
         action="store_true",
-        help="listen without TLS where other machines reach the address. No token is asked for, either, "
-        "unless --token-file, DMESH_TOKEN or DMESH_TOKEN_FILE names one",
+        help="allow addresses that other machines can reach without TLS. Also requires no token, unless "
+        "--token-file, DMESH_TOKEN or DMESH_TOKEN_FILE gives one",
     )
     add(
         "--allowed-host",
         metavar="NAME",
         action="append",
-        help="host name under which browsers reach the HTTP side, as of a DNS entry or a proxy before it; "
-        "may be repeated (always: localhost, IP addresses, and the name in --http)",
+        help="host name that browsers may use for the HTTP address, such as that of a proxy; may be "
+        "repeated (always allowed: localhost, IP addresses, and the host of --http)",
     )
-    add("--open-metrics", action="store_true", help="let /metrics be read without a token")
+    add("--open-metrics", action="store_true", help="serve /metrics without a token")
     add(
         "--otel",
         action="store_true",
-        help="send OpenTelemetry traces of calls; the OTEL_* variables say where (default "
+        help="send OpenTelemetry traces of calls to the endpoint in the OTEL_* variables (default "
         "http://localhost:4318)",
     )
-    add("--log-format", choices=("text", "json"), default="text", help="how log lines look (default text)")
-    add("--verbose", action="store_true", help="log sessions, too")
+    add("--log-format", choices=("text", "json"), default="text", help="format of log lines (default text)")
+    add("--verbose", action="store_true", help="also log sessions")
     parser.set_defaults(execute=execute)
 
 
@@ -131,7 +132,7 @@ def execute(args: argparse.Namespace) -> int:
     """Runs the verb; returns the process's exit code.
 
     Raises:
-        ConfigurationError: A setting cannot work.
+        ConfigurationError: A setting is invalid.
         AddressInUseError: A port is taken.
         MissingExtraError: The server extra is not installed.
     """

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """\
-Shows a cluster: its members by state, what it waits for, and how far its groups have come with their
-collectives. Of a server with several clusters it lists them, unless --cluster names one. What is over
-(clusters whose members have all departed, and groups of such members) is shown with --all only."""
+Shows a cluster: its members by state, what it is waiting for, and the progress of its groups' collectives. If
+the server has several clusters, lists them; --cluster picks one. Clusters and groups whose members have all
+departed are shown with --all only."""
 _EPILOG = """\
-exit code: 0 if all is well; 3 if a member is lost, failed, blocked or stuck; 1 if the server cannot be asked;
-2 for a command line or an environment that cannot work."""
+exit code: 0 if the cluster is healthy; 3 if a member is lost, failed, blocked or stuck; 1 if the server does
+not answer; 2 for an invalid command line or environment."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -31,14 +31,14 @@ def add_parser(subparsers: Subparsers) -> None:
 
     parser = add_verb(subparsers, "status", _DESCRIPTION, _EPILOG, execute)
     add_target(parser)
-    parser.add_argument("--all", action="store_true", help="show what is over, too")
-    parser.add_argument("--watch", action="store_true", help="show it again and again, until Ctrl-C")
+    parser.add_argument("--all", action="store_true", help="also show clusters and groups that are over")
+    parser.add_argument("--watch", action="store_true", help="repeat until Ctrl-C")
     parser.add_argument(
         "--interval",
         metavar="S",
         type=seconds,
         default=2.0,
-        help="seconds between two looks with --watch (default 2)",
+        help="seconds between updates with --watch (default 2)",
     )
     add_json(parser)
 
@@ -72,7 +72,7 @@ def _is_over(cluster: ClusterSummary) -> bool:
 
 
 def _show_clusters(observer: Observer, args: argparse.Namespace) -> int:
-    from dmesh.cli.output import tell, tell_json, tell_json_line, tell_table
+    from dmesh.cli.output import print_json, print_json_line, print_table, print_text
 
     known = observer.clusters()
     clusters = _listed(known, args)
@@ -89,28 +89,30 @@ def _show_clusters(observer: Observer, args: argparse.Namespace) -> int:
             for cluster in clusters
         ]
         answer = {"server": observer.address, "clusters": found, "hidden": hidden}
-        (tell_json_line if args.watch else tell_json)(answer)
+        (print_json_line if args.watch else print_json)(answer)
         return 0
     over = f"{hidden} cluster{' is' if hidden == 1 else 's are'} over; --all lists them." if hidden else ""
     if not known:
-        tell(f"The coordination server at {observer.address} has no cluster: no client has registered yet.")
+        print_text(
+            f"The coordination server at {observer.address} has no cluster: no client has registered yet."
+        )
     elif not clusters:
-        tell(f"No cluster is running at {observer.address}. {over}")
+        print_text(f"No cluster is running at {observer.address}. {over}")
     else:
-        tell_table(
+        print_table(
             ("CLUSTER", "MEMBERS", "EPOCH"),
             [(c.name, "over" if _is_over(c) else f"{c.present} of {c.tasks}", c.epoch) for c in clusters],
             [c.present < c.tasks and not _is_over(c) for c in clusters],
         )
         if over:
-            tell(over)
+            print_text(over)
     return 0
 
 
 def _show(observer: Observer, args: argparse.Namespace) -> int:
     from dmesh.cli.groups import group_views
     from dmesh.cli.loops import loop_views
-    from dmesh.cli.output import BAD_NEWS, tell, tell_json, tell_json_line, tell_table
+    from dmesh.cli.output import BAD_NEWS, print_json, print_json_line, print_table, print_text
     from dmesh.coordination.explanation import describe, explain, judge
 
     picture = observer.look()
@@ -122,7 +124,7 @@ def _show(observer: Observer, args: argparse.Namespace) -> int:
     is_over = bool(picture.state.members) and not present
     held_up = {wait.group for wait in explanation.waits if wait.kind == "collective"}
     if args.json:
-        (tell_json_line if args.watch else tell_json)(
+        (print_json_line if args.watch else print_json)(
             {
                 "cluster": picture.cluster,
                 "server": picture.address,
@@ -140,17 +142,17 @@ def _show(observer: Observer, args: argparse.Namespace) -> int:
     there = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     how = "waiting" if explanation.waits else "well"
     how = "NOT WELL" if not healthy else "over" if is_over else how
-    tell(
+    print_text(
         f"Cluster {picture.cluster!r} at {picture.address}: {how}. "
         f"Members: {there}. Epoch {picture.state.epoch}. {_barriers(picture)}"
     )
     if explanation.waits:
-        tell(describe(judge(explanation, picture)))
+        print_text(describe(judge(explanation, picture)))
     for loop in loops:
-        tell(loop.describe())
+        print_text(loop.describe())
     if views:
-        tell("")
-        tell_table(
+        print_text("")
+        print_table(
             ("GROUP", "RANKS", "CALLS", "BEHIND", "WAITS", "STRAGGLER", "LAST CALL"),
             [
                 (

@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """\
-Issues tokens of a running coordination server, lists them and revokes them. Needs an admin's token, and the
-server's HTTP address. The server keeps hashes only: a new token is printed once, here."""
+Issues, lists and revokes tokens of a running coordination server. Needs an admin's token and the server's
+HTTP address. The server keeps only hashes, so a new token is printed once and cannot be shown again."""
 _EPILOG = """\
-exit code: 0; 3 if there is no token with the ID to revoke; 1 if the server cannot be asked, or refuses;
-2 for a command line or an environment that cannot work."""
+exit code: 0; 3 if there is no token with the given ID; 1 if the server does not answer, or refuses; 2 for an
+invalid command line or environment."""
 
 _QUOTAS = {
-    "clusters": "clusters that it forms and that run at the same time",
-    "tasks": "tasks of these clusters together",
-    "keys": "keys in them",
-    "bytes": "bytes of these keys and their values, such as 64MiB",
-    "calls-per-second": "calls in a second",
+    "clusters": "clusters that it starts and that run at the same time",
+    "tasks": "tasks of all these clusters",
+    "keys": "keys of all these clusters",
+    "bytes": "size of these keys and their values, such as 64MiB",
+    "calls-per-second": "calls per second",
 }
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _SIZES = {"": 0, "KiB": 10, "MiB": 20, "GiB": 30}
@@ -43,16 +43,18 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="NAME",
         action="append",
         default=[],
-        help="bind it to this cluster; may be repeated (default: all clusters)",
+        help="limit the token to this cluster; may be repeated (default: all clusters)",
     )
-    add("--role", choices=("viewer", "worker", "admin"), default="worker", help="(default worker)")
-    add("--name", metavar="NAME", default="", help="for logs: letters, digits, _ . -")
-    add("--ttl", metavar="TIME", type=_time, help="lifetime, such as 30d, 12h or 90s (default: no end)")
+    add("--role", choices=("viewer", "worker", "admin"), default="worker", help="role (default worker)")
+    add("--name", metavar="NAME", default="", help="name in logs: letters, digits, _ . -")
+    add("--ttl", metavar="TIME", type=_time, help="lifetime, such as 30d, 12h or 90s (default: unlimited)")
     for name, text in _QUOTAS.items():
         kind, shown = (_size, "SIZE") if name == "bytes" else (int, "N")
         add(f"--max-{name}", metavar=shown, type=kind, help=f"quota: {text}")
-    _verb(verbs, "list", "list the tokens that were issued, never the tokens themselves")
-    _verb(verbs, "revoke", "end a token, and the streams opened with it").add_argument("id", metavar="ID")
+    _verb(verbs, "list", "list issued tokens by ID; the tokens themselves are never shown")
+    _verb(verbs, "revoke", "revoke a token and close the streams opened with it").add_argument(
+        "id", metavar="ID"
+    )
 
 
 def _verb(verbs: Subparsers, name: str, text: str) -> argparse.ArgumentParser:
@@ -82,7 +84,7 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _create(rest: Rest, args: argparse.Namespace) -> int:
-    from dmesh.cli.output import printable, tell_json
+    from dmesh.cli.output import print_json, printable
 
     names = [name.replace("-", "_") for name in _QUOTAS]
     wanted = {
@@ -94,26 +96,25 @@ def _create(rest: Rest, args: argparse.Namespace) -> int:
     }
     made = rest.send("POST", "/api/v1/tokens", body=wanted)
     if args.json:
-        tell_json(made)
+        print_json(made)
         return 0
     print(made["token"], flush=True)  # noqa: T201
-    said = (
-        f"id {made['id']}: {_scope(made)}. It is not shown again. To end it: dmesh token revoke {made['id']}"
-    )
+    revoke = f"dmesh token revoke {made['id']}"
+    said = f"id {made['id']}: {_scope(made)}. It is not shown again. To revoke it: {revoke}"
     if not made["durable"]:
-        said += ". The server has no --data-dir, so the token ends with it"
+        said += ". The server has no --data-dir, so the token is lost when it stops"
     print(printable(said), file=sys.stderr)  # noqa: T201
     return 0
 
 
 def _list(rest: Rest, args: argparse.Namespace) -> int:
-    from dmesh.cli.output import tell, tell_json, tell_table
+    from dmesh.cli.output import print_json, print_table, print_text
 
     tokens = rest.get("/api/v1/tokens", {})["tokens"]
     if args.json:
-        tell_json(tokens)
+        print_json(tokens)
     elif not tokens:
-        tell("No token was issued. Those of the server's token file are not listed here.")
+        print_text("No tokens were issued. Tokens from the server's token file are not listed here.")
     else:
         rows = [
             (one["id"], one["name"] or "-", one["role"], ",".join(one["clusters"]) or "all",
@@ -121,25 +122,25 @@ def _list(rest: Rest, args: argparse.Namespace) -> int:
             for one in tokens
         ]  # fmt: skip
         head = ("id", "name", "role", "clusters", "expires", "quotas", "issued by")
-        tell_table(head, rows, [bool(one["expired"]) for one in tokens])
+        print_table(head, rows, [bool(one["expired"]) for one in tokens])
     return 0
 
 
 def _revoke(rest: Rest, args: argparse.Namespace) -> int:
     from urllib.parse import quote
 
-    from dmesh.cli.output import BAD_NEWS, tell, tell_failure, tell_json
+    from dmesh.cli.output import BAD_NEWS, print_failure, print_json, print_text
     from dmesh.errors import CoordinationError
 
     found = rest.send("DELETE", f"/api/v1/tokens/{quote(args.id, safe='')}")
     if not found["revoked"]:
         message = f"the server has issued no token with the id {args.id}, or it was revoked before"
-        tell_failure("token", message, CoordinationError, as_json=args.json)
+        print_failure("token", message, CoordinationError, as_json=args.json)
         return BAD_NEWS
     if args.json:
-        tell_json(found)
+        print_json(found)
     else:
-        tell(f"Token {args.id} is revoked.")
+        print_text(f"Revoked token {args.id}.")
     return 0
 
 

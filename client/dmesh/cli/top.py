@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """\
-Shows, every second, what each rank of a cluster is doing: the call that it is in or has made last, how many
-calls it makes in a second, and how much of the time of its recent calls it spent waiting for others. Of
-programs that tell of a loop (dmesh.progress), also the step, steps per second and the time left. Who
-waits least, while others wait much, is the one that they wait for: it comes first. In a pipe: one look."""
+Shows what each rank of a cluster is doing, updated every second: its current or last call, its calls per
+second, and the share of its recent calls that it spent waiting for others. For loops in dmesh.progress, it
+also shows the step, the steps per second and the time left. The rank that waits least while others wait a lot
+is the straggler: it comes first. In a pipe, prints once."""
 _EPILOG = """\
-exit code: 0; 1 if the server cannot be asked; 2 for a command line or an environment that cannot work."""
+exit code: 0; 1 if the server does not answer; 2 for an invalid command line or environment."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -31,9 +31,9 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = add_verb(subparsers, "top", _DESCRIPTION, _EPILOG, execute)
     add_target(parser)
     add = parser.add_argument
-    add("--interval", metavar="S", type=seconds, default=1.0, help="seconds between two looks (default 1)")
-    add("--count", metavar="N", type=int, help="how many looks (default: until Ctrl-C; in a pipe 1)")
-    add("--rows", metavar="N", type=int, default=40, help="show so many ranks at most (default 40)")
+    add("--interval", metavar="S", type=seconds, default=1.0, help="seconds between updates (default 1)")
+    add("--count", metavar="N", type=int, help="number of updates (default: until Ctrl-C; in a pipe 1)")
+    add("--rows", metavar="N", type=int, default=40, help="show at most N ranks (default 40)")
     add_json(parser)
 
 
@@ -62,20 +62,20 @@ class _View:
 
     def show(self) -> int:
         """Looks once."""
-        from dmesh.cli.output import tell, tell_json_line, tell_table
+        from dmesh.cli.output import print_json_line, print_table, print_text
 
         picture = self._observer.look()
         rows = [self._row(rank, said) for rank, said in sorted(_by_rank(picture).items())]
         rows.sort(key=lambda row: (row["behind"] is False, row["waited"] is None, row["waited"] or 0.0))
         if self._args.json:
-            tell_json_line({"cluster": picture.cluster, "ranks": rows})
+            print_json_line({"cluster": picture.cluster, "ranks": rows})
             return 0
         shown = rows[: self._args.rows]
         if not shown:
-            tell(f"No member of cluster {picture.cluster!r} has told of its progress yet.")
+            print_text(f"No member of cluster {picture.cluster!r} has reported its progress yet.")
             return 0
         has_loops = any(row["loops"] for row in shown)
-        tell_table(
+        print_table(
             ("RANK", *(("STEP", "STEPS/S", "LEFT") if has_loops else ()),
              "GROUP", "CALL#", "STATE", "CALLS/S", "WAITS", "CALL", "WHERE"),
             [
@@ -95,7 +95,7 @@ class _View:
             [bool(row["behind"]) for row in shown],
         )  # fmt: skip
         if len(rows) > len(shown):
-            tell(f"... and {len(rows) - len(shown)} more ranks; --rows shows them.")
+            print_text(f"... and {len(rows) - len(shown)} more ranks; --rows shows them.")
         return 0
 
     def _row(self, rank: int, said: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`dmesh trace merge`: makes one trace of those of all ranks, with their clocks aligned."""
+"""`dmesh trace merge`: merges the traces of all ranks into one, with their clocks aligned."""
 
 from __future__ import annotations
 
@@ -13,32 +13,30 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """\
-Makes one trace of those that clients have written into a directory (DMESH_TRACE=DIR), to be looked at with
-https://ui.perfetto.dev or chrome://tracing. Ranks of one host share a clock. The clocks of several hosts are
-aligned by the calls that all ranks end together (barriers, all-reduces ...), and the command says how well
-that could be done."""
+Merges the traces that clients wrote to a directory (DMESH_TRACE=DIR) into one file. Open it with
+https://ui.perfetto.dev or chrome://tracing. Ranks on one host share a clock. The clocks of several hosts are
+aligned by calls that all ranks finish together (barriers, all-reduces ...); the command prints how precise
+the alignment is."""
 _EPILOG = """\
-exit code: 0; 2 if there are no traces, or of several runs, or what is there is none."""
+exit code: 0; 2 if there are no traces, if they belong to several runs, or if a file is not a trace."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
     """Adds the verb to the command line."""
     from dmesh.cli.output import add_json
 
-    parser = subparsers.add_parser("trace", help="make one trace of those of all ranks", allow_abbrev=False)
+    parser = subparsers.add_parser("trace", help="merge the traces of all ranks into one", allow_abbrev=False)
     verbs = parser.add_subparsers(title="verbs", dest="trace_verb", metavar="VERB", required=True)
     merge = verbs.add_parser(
         "merge",
-        help="make one trace of those of all ranks",
+        help="merge the traces of all ranks into one",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    merge.add_argument(
-        "directory", metavar="DIR", help="what DMESH_TRACE named; or the files themselves", nargs="+"
-    )
-    merge.add_argument("--out", metavar="FILE", help="what to write (default DIR/merged.json)")
+    merge.add_argument("directory", metavar="DIR", help="directory in DMESH_TRACE, or trace files", nargs="+")
+    merge.add_argument("--out", metavar="FILE", help="output file (default DIR/merged.json)")
     add_json(merge)
     merge.set_defaults(execute=execute)
 
@@ -49,7 +47,7 @@ def execute(args: argparse.Namespace) -> int:
     Raises:
         ConfigurationError: There is nothing to merge, or the result cannot be written.
     """
-    from dmesh.cli.output import tell, tell_json
+    from dmesh.cli.output import print_json, print_text
     from dmesh.cli.progress import Bar
     from dmesh.cli.trace_files import find, read, write
 
@@ -66,22 +64,22 @@ def execute(args: argparse.Namespace) -> int:
         offsets = _align(ranks)
         found = {clock: offset.seconds for clock, offset in offsets.items()}
         count = write(out, ranks, found, lambda done: bar.show(f"writing {out}", done, len(ranks)))
-    told = {
+    clocks = {
         clock: {"offset": o.seconds, "uncertainty": _finite(o.uncertainty), "origin": o.origin}
         for clock, o in offsets.items()
     }
     if args.json:
         cut = [trace.rank for trace in ranks if not trace.complete]
-        tell_json({"file": str(out), "ranks": len(ranks), "events": count, "cut": cut, "clocks": told})
+        print_json({"file": str(out), "ranks": len(ranks), "events": count, "cut": cut, "clocks": clocks})
         return 0
-    tell(f"Wrote {out}: {count} calls of {len(ranks)} ranks. {_quality(offsets)}")
+    print_text(f"Wrote {out}: {count} calls of {len(ranks)} ranks. {_quality(offsets)}")
     for trace in ranks:
         if not trace.complete:
-            tell(
-                f"The trace of rank {trace.rank} ends without its end: its process was killed, or still runs."
+            print_text(
+                f"The trace of rank {trace.rank} is incomplete: its process was killed or is still running."
             )
         if trace.left_out or trace.lost:
-            tell(f"Rank {trace.rank} left out {trace.left_out + trace.lost} calls.")
+            print_text(f"The trace of rank {trace.rank} lacks {trace.left_out + trace.lost} calls.")
     return 0
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dmesh.cli.output import add_json, tell_failure
+from dmesh.cli.output import add_json, print_failure
 from dmesh.errors import ConfigurationError, DMeshError
 
 if TYPE_CHECKING:
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """\
-Measures collectives between hosts: over dedicated connections, if the clients have the native core, and by
-messages. Says what it found, and writes a tuning file, which clients on this machine use from
-their next start on. By itself it starts clients on this machine, which talk over loopback. Where DTENSOR_JOBS
-is set it is a client of that cluster, and measures its network: start it on all hosts as you start your
-program. Every client then writes its file."""
+Measures collectives between hosts, by messages and, if the clients have the native core, over dedicated
+connections. Prints the results and writes a tuning file, which clients on this machine use from their next
+start on. By default, it starts clients on this machine that talk over loopback. If DTENSOR_JOBS is set, it
+joins that cluster and measures its network: start it on all hosts like your program. Each client then writes
+its own file."""
 _EPILOG = """\
-Loopback stands for a network as well as it can: a real one has other limits. DMESH_TUNING=FILE names another
-file than the default to clients, DMESH_TUNING=0 none."""
+Loopback is only a rough model of a network. DMESH_TUNING=FILE makes clients read another tuning file,
+DMESH_TUNING=0 none."""
 _MOST_SECONDS = 3600.0
 _CLIENTS = 3
 """As few as there can be, so that cores do for them: two send as much one way as another."""
@@ -37,7 +37,7 @@ def add_parser(subparsers: Subparsers) -> None:
     """Adds the verb to the command line."""
     parser = subparsers.add_parser(
         "tune",
-        help="measure how collectives are fast here, or in a cluster, and write a tuning file",
+        help="measure collectives on this machine or cluster and write a tuning file",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -48,9 +48,9 @@ def add_parser(subparsers: Subparsers) -> None:
     add(
         "--out",
         metavar="FILE",
-        help="what to write (default: what DMESH_TUNING names, or ~/.config/dmesh/tuning.json)",
+        help="output file (default: the file in DMESH_TUNING, or ~/.config/dmesh/tuning.json)",
     )
-    add("--seconds", metavar="S", default="20", help="about how long to measure (default 20)")
+    add("--seconds", metavar="S", default="20", help="approximate duration of the measurement (default 20)")
     add("--to-launcher", action="store_true", help=argparse.SUPPRESS)
     add_json(parser)
     parser.set_defaults(execute=execute)
@@ -111,7 +111,7 @@ def _start(clients: int, out: Path, seconds: float, *, as_json: bool) -> int:
         raise ConfigurationError(f"the clients could not be started: {error}") from error
     if code and as_json and not presenter.finished:
         message = f"the clients that measure have ended with exit code {code}, and said why on standard error"
-        tell_failure("tune", message, DMeshError, as_json=True)
+        print_failure("tune", message, DMeshError, as_json=True)
     return code
 
 
@@ -126,14 +126,14 @@ def _take_part(out: Path, seconds: float, audience: Presenter | Sender) -> int:
     jobs = os.environ["DTENSOR_JOBS"].split(",")
     os.environ["DMESH_TUNING"] = "0"  # the file is about to be written: whether there is one does not matter
     dmesh.initialize_accelerator_system()
-    tells = dmesh.client_id() == 0
+    shows = dmesh.client_id() == 0
     communicator = context.current().get(Communicator)
-    found = measure(communicator, seconds, audience.tell if tells else lambda what: None)
+    found = measure(communicator, seconds, audience.show if shows else lambda what: None)
     write(out, found)
-    if tells:
+    if shows:
         loopback = all(job.strip().startswith(_LOOPBACK) for job in jobs)
         if loopback:
-            audience.tell(
+            audience.show(
                 "All clients were on this machine: loopback stood for the network, which has other limits."
             )
         result = {

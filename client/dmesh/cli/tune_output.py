@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from dmesh.cli.output import tell_json
+from dmesh.cli.output import print_json
 from dmesh.cli.progress import Bar
 from dmesh.collectives.measurement import Step, Table
 from dmesh.launcher.labels import Output
@@ -39,7 +39,7 @@ class Presenter:
         """True once it has shown the result."""
         return self._finished
 
-    def tell(self, what: str | Table | Step) -> None:
+    def show(self, what: str | Table | Step) -> None:
         """Show what `measure` reports."""
         if isinstance(what, Step):
             self._bar.show(what.title, what.done, what.total)
@@ -63,7 +63,7 @@ class Presenter:
         self._print(text)
         if self._as_json:
             self._bar.clear()
-            tell_json({**result, "measured": self._tables})
+            print_json({**result, "measured": self._tables})
 
     def _print(self, text: str) -> None:
         if not self._as_json:
@@ -74,8 +74,8 @@ class Presenter:
 class Sender:
     """Sends everything to the launcher, which shows it."""
 
-    def tell(self, what: str | Table | Step) -> None:
-        """See `Presenter.tell`."""
+    def show(self, what: str | Table | Step) -> None:
+        """See `Presenter.show`."""
         kind = {Step: "step", Table: "table"}.get(type(what), "line")
         self._send({kind: what if isinstance(what, str) else asdict(what)})
 
@@ -113,9 +113,9 @@ class Receiver(Output):
         if kind == "finish":
             self._presenter.finish(*value)
         elif kind == "step":
-            self._presenter.tell(Step(**value))
+            self._presenter.show(Step(**value))
         elif kind == "table":  # JSON has texts for keys
             seconds = {int(nbytes): tuple(row) for nbytes, row in value["seconds"].items()}
-            self._presenter.tell(Table(value["title"], tuple(value["ways"]), seconds))
+            self._presenter.show(Table(value["title"], tuple(value["ways"]), seconds))
         else:
-            self._presenter.tell(value)
+            self._presenter.show(value)

@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """\
-Says what is wrong with a cluster: a headline, the culprit, and the evidence, one fact a line. That is the
-barrier or collective that it waits in, its number and arguments, since when, who is missing, their last
-calls, and the position of their main threads; after a failure, the rank with which it began and those that
-followed. Clients report these with their heartbeats (every 3 s unless set otherwise), so the answer is at
-most that old; it says how old it is."""
+Explains what is wrong with a cluster: a headline, the culprit, and the evidence, one fact per line. For a
+wait, that is the barrier or collective, its number and arguments, its duration, the missing ranks, their last
+calls, and the source lines of their main threads. For a failure, it is the rank that failed first and the
+ranks that failed because of it. Clients report these facts with their heartbeats (every 3 s by default), so
+they are slightly old; the answer gives their age."""
 _EPILOG = """\
-exit code: 0 if nothing waits for long; 3 if something does; 1 if the server cannot be asked; 2 for a command
-line or an environment that cannot work."""
+exit code: 0 if nothing is wrong; 3 if a rank failed or holds others up; 1 if the server does not answer; 2
+for an invalid command line or environment."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -33,7 +33,7 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="S",
         type=seconds,
         default=1.0,
-        help="seconds of waiting that need no explanation (default 1)",
+        help="ignore waits shorter than S seconds (default 1)",
     )
     add_json(parser)
 
@@ -46,7 +46,7 @@ def execute(args: argparse.Namespace) -> int:
         DMeshError: The server does not answer, or refuses.
     """
     from dmesh.cli.observing import Observer
-    from dmesh.cli.output import BAD_NEWS, tell, tell_json
+    from dmesh.cli.output import BAD_NEWS, print_json, print_text
     from dmesh.coordination.explanation import describe, explain, judge
 
     with Observer.of(args) as observer:
@@ -56,7 +56,7 @@ def execute(args: argparse.Namespace) -> int:
     if args.json:
         found = dataclasses.asdict(verdict) | {"victims": [str(task) for task in verdict.victims]}
         more = dataclasses.asdict(explanation)
-        tell_json({"cluster": picture.cluster, "waiting": bool(explanation.waits), **found, **more})
+        print_json({"cluster": picture.cluster, "waiting": bool(explanation.waits), **found, **more})
     else:
-        tell(f"{picture.cluster}: {describe(verdict)}")
+        print_text(f"{picture.cluster}: {describe(verdict)}")
     return BAD_NEWS if explanation.waits else 0

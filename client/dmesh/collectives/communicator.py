@@ -203,7 +203,7 @@ class Communicator:
         for rank, reason in left.items():
             group.current.member_left(rank, reason)
         if failure is not None:
-            group.fail(failure, tell=False)
+            group.fail(failure, notify=False)
 
     def _known_failure(self, group: Group) -> Failure | None:
         """Return the failure that is already known of a group that begins; None if there is none."""
@@ -380,7 +380,7 @@ class Communicator:
             )
             # Now, so that none of them takes the end of its channel for an error of its own.
             for group in self.all_groups():
-                group.fail(over, tell=False)
+                group.fail(over, notify=False)
             if self.world.size == 1:
                 self._switch(peers, generation, over)
             else:
@@ -477,7 +477,7 @@ class Communicator:
         if self.world.size <= RELAY_LIMIT:
             for rank in self.world.ranks:
                 if rank != self.rank and (dial or self.transport.sends_to(rank)):
-                    self.tell(rank, farewell)
+                    self.send_control(rank, farewell)
 
     def close(self, linger: float, reason: str = "") -> None:
         """Say goodbye and end everything; pending collectives of other threads fail. Idempotent.
@@ -498,7 +498,7 @@ class Communicator:
 
     # -- messages --------------------------------------------------------------------------------------------
 
-    def tell(self, rank: int, message: Message) -> None:
+    def send_control(self, rank: int, message: Message) -> None:
         """Send a control message to a client, as far as that is possible."""
         if self.why_gone(rank) is not None:
             return

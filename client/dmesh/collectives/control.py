@@ -133,11 +133,11 @@ class ControlHandler:
             communicator.is_joining or question.generation < communicator.generation
         ):
             # Whom it asks for in that generation will never come.
-            communicator.tell(peer, Abort(question.generation, question.group, self._gone_on()))
+            communicator.send_control(peer, Abort(question.generation, question.group, self._gone_on()))
         elif question.generation != communicator.generation:
             self._answer(peer, question, "behind")
         elif (ended := self._ended.get((question.generation, question.group))) is not None:
-            communicator.tell(peer, Abort(question.generation, question.group, ended))
+            communicator.send_control(peer, Abort(question.generation, question.group, ended))
         elif group is None:
             blocked = blocked_in(communicator.barriers, (), peer)
             self._answer(peer, question, "unknown", blocked=blocked)
@@ -161,7 +161,7 @@ class ControlHandler:
         if failure is not None:
             # The asker may have made the group after the others had heard of the failure.
             if failure.cause is not Cause.CLOSED:
-                communicator.tell(rank, Abort(generation.number, question.group, failure))
+                communicator.send_control(rank, Abort(generation.number, question.group, failure))
             return
         state: State = "absent"
         mine = ""
@@ -192,7 +192,7 @@ class ControlHandler:
     ) -> None:
         busy = "" if state == "running" else self._communicator.busy()
         at = question.generation, question.group, question.pair, question.sequence, question.question
-        self._communicator.tell(rank, Position(*at, state, finished, last, busy, waits_for, blocked))
+        self._communicator.send_control(rank, Position(*at, state, finished, last, busy, waits_for, blocked))
 
     def _on_answer(self, generation: Generation, rank: int, answer: Position) -> None:
         """Take a member's answer to where it is."""
@@ -259,7 +259,7 @@ class ControlHandler:
                 return
             # Passed on, so that nobody sees this process end before the cause has reached it on another way;
             # in large groups that would be too many messages.
-            group.fail(failure, tell=(skipped or None) if group.size <= RELAY_LIMIT else False)
+            group.fail(failure, notify=(skipped or None) if group.size <= RELAY_LIMIT else False)
         if skipped and current:
             self._leave_barriers(failure)
         if lost is not None and current and (lost != peer or failed_us):

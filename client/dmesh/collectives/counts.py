@@ -165,7 +165,9 @@ class Call:
                 exchange = self._exchange("broadcast", words, (self.size,), self.size)
                 return self._request(source, exchange=exchange, resolve=self.resolve_scatter)
             case "all_to_all":
-                exchange = self._exchange("all_to_all", self._tell(), (self.size * _WORDS,), _WORDS)
+                exchange = self._exchange(
+                    "all_to_all", self._lengths_to_send(), (self.size * _WORDS,), _WORDS
+                )
                 return self._request(source, exchange=exchange, resolve=self.resolve_all_to_all)
         assert self.lengths is not None
         return self._resolved(self.lengths, exchanged=False)
@@ -297,7 +299,7 @@ class Call:
             precedes=True,
         )
 
-    def _tell(self) -> Array:
+    def _lengths_to_send(self) -> Array:
         """Return what this rank tells each other rank before an all-to-all; see `resolve_all_to_all`."""
         assert self.lengths is not None
         more = sum(self.lengths), max(self.lengths), self.expected is not None

@@ -64,14 +64,14 @@ class Failing(ABC):
     def all_calls(self) -> Iterable[Calls]:
         """Return the calls under way; with the lock held."""
 
-    def fail(self, failure: Failure, *, tell: bool | None = True) -> None:
+    def fail(self, failure: Failure, *, notify: bool | None = True) -> None:
         """Fail the group, unless it has failed before. Any thread.
 
         If Ctrl-C ends it in the middle, the next one who fails the group does what is left to do.
 
         Args:
             failure: Why.
-            tell: Whether the other members must hear of it from here. None leaves it until somebody may be
+            notify: Whether this rank notifies the other members. None leaves it until somebody may be
                 waiting for this rank: at once if calls are under way, else when the next one is refused.
         """
         with self._failing:
@@ -82,11 +82,11 @@ class Failing(ABC):
                 with self.lock:
                     waited_for = any(stream.calls for stream in self.all_calls())
                     waited_for = waited_for or any(endpoint.pending for endpoint in self.endpoints)
-                self._members_know = tell is False
-                if tell or (tell is None and waited_for):
+                self._members_know = notify is False
+                if notify or (notify is None and waited_for):
                     # Before anybody here can see the failure and act on it: withdraw a message, end the
                     # process. The others must hear of the cause before they see its consequences.
-                    self._tell_members(failure)
+                    self._notify_members(failure)
                 with self.lock:
                     streams = list(self.all_calls())
                     calls = [call for stream in streams for call in stream.calls.values()]
@@ -102,24 +102,24 @@ class Failing(ABC):
             stream.wake()
         close_all(backends, orderly=failure.cause is Cause.CLOSED and not calls)
 
-    def tell_of(self, failure: Failure) -> None:
+    def notify_of(self, failure: Failure) -> None:
         """Tell the other members why, unless they know: they may wait for a call that fails or is refused."""
         with self._failing:
             if self.failure is not None and not self._members_know:
-                self._tell_members(failure)
+                self._notify_members(failure)
 
-    def _tell_members(self, failure: Failure) -> None:
+    def _notify_members(self, failure: Failure) -> None:
         members, services = self.members, self.members.services
         for rank in members.ranks:
             if rank != services.rank:
-                services.tell(rank, Abort(self.number, members.group, failure))
+                services.send_control(rank, Abort(self.number, members.group, failure))
         self._members_know = True
 
     def lose(self, rank: int, reason: str) -> None:
         """Fail the group because a member is gone. Any thread."""
         cause = Cause.LEFT if rank in self.departed else Cause.LOST
         message = f"lost {self.members.services.describe(rank)}: {reason}"
-        self.fail(Failure(cause, message, (rank,), reason), tell=None)
+        self.fail(Failure(cause, message, (rank,), reason), notify=None)
 
     def member_left(self, rank: int, reason: str) -> None:
         """Note a member's goodbye: all that it has sent is here, and no more will come. Any thread.

@@ -306,7 +306,7 @@ class Group(ProcessGroup):
     def _refused(
         self, generation: Generation, refusal: Failure, pair: Pair | None, text: str
     ) -> CollectiveError:
-        generation.tell_of(refusal)
+        generation.notify_of(refusal)
         if generation.reported:
             return refusal.afterwards(self.label)
         # To this rank's user it is the error of the call that failed elsewhere before it was made here.
@@ -423,7 +423,7 @@ class Group(ProcessGroup):
             return error
         failure = generation.failure
         assert failure is not None
-        generation.tell_of(failure)  # if it failed before this call had begun, nobody has told the others
+        generation.notify_of(failure)  # if it failed before this call had begun, nobody has told the others
         generation.reported = True
         if not isinstance(error, CollectiveError):
             return error  # a Ctrl-C stays one
@@ -494,15 +494,15 @@ class Group(ProcessGroup):
 
     # -- what happens to the group; any thread ---------------------------------------------------------------
 
-    def fail(self, failure: Failure, *, tell: bool | None = True) -> None:
+    def fail(self, failure: Failure, *, notify: bool | None = True) -> None:
         """Fail the group in its present generation; see `Generation.fail`."""
-        self._generation.fail(failure, tell=tell)
+        self._generation.fail(failure, notify=notify)
 
     def renew(self, generation: int, over: Failure) -> None:
         """Begin a new generation; calls of the former one that are under way fail as `over` says."""
         former = self._generation
         self._generation = self._begin(generation, self._members)
-        former.fail(over, tell=False)
+        former.fail(over, notify=False)
 
     def restart(self) -> Generation:
         """Begin anew under another id, after the group has failed; return what it was before."""
@@ -515,7 +515,7 @@ class Group(ProcessGroup):
 
     def close(self, failure: Failure) -> None:
         """End the group on this client alone: its calls fail, its threads stop."""
-        self.fail(failure, tell=False)
+        self.fail(failure, notify=False)
         _stop_all(self._workers)
 
 

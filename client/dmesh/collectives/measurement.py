@@ -83,18 +83,18 @@ class Step:
     total: int
 
 
-Tell = Callable[[str | Table | Step], None]
+Report = Callable[[str | Table | Step], None]
 _FLAT_ONLY = Tuning(rows=MOST_BYTES)
 """Uses dedicated connections alone, even if hierarchical all-reduces are possible."""
 
 
-def measure(communicator: Communicator, seconds: float, tell: Tell) -> Tuning:
+def measure(communicator: Communicator, seconds: float, report: Report) -> Tuning:
     """Measure, and return the best tuning; all clients must call this.
 
     Args:
         communicator: Of this client.
         seconds: Approximate duration; rank 0's value counts. Each alternative runs a few times in any case.
-        tell: Gets lines and tables of the outcome, and the progress; a program prints them on one rank.
+        report: Gets lines and tables of the outcome, and the progress; a program prints them on one rank.
 
     Raises:
         CollectiveError: The clients share memory, so there is nothing to tune.
@@ -103,12 +103,12 @@ def measure(communicator: Communicator, seconds: float, tell: Tell) -> Tuning:
     before, shared_memory = communicator.tuning, communicator.shared_memory
     if communicator.world.size == 1:
         raise CollectiveValueError("there is only one client; collectives are measured between two or more")
-    race = _Race(communicator, seconds / _PARTS, tell)
+    race = _Race(communicator, seconds / _PARTS, report)
     try:
         endpoint = race.group(_FLAT_ONLY).endpoint
         if endpoint is None:
             tuning = SHIPPED
-            race.tell(
+            race.report(
                 f"flat = {SHIPPED.flat}, piece = {SHIPPED.piece}, rows = {SHIPPED.rows}, "
                 f"streams = {SHIPPED.streams}: shipped defaults, not measured: the clients have no dedicated "
                 "connections, and exchange messages. A log line of level INFO says why"
@@ -130,16 +130,16 @@ def measure(communicator: Communicator, seconds: float, tell: Tell) -> Tuning:
 class _Race:
     """Measures alternatives in turns, for `part` seconds each time; see `measure`."""
 
-    def __init__(self, communicator: Communicator, part: float, tell: Tell) -> None:
+    def __init__(self, communicator: Communicator, part: float, report: Report) -> None:
         self.world = communicator.world
         self._communicator = communicator
         self._part = part
-        self._tell = tell
+        self._report = report
 
-    def tell(self, *what: str | Table) -> None:
+    def report(self, *what: str | Table) -> None:
         """Tell what came out, and end the paragraph."""
         for item in (*what, ""):
-            self._tell(item)
+            self._report(item)
 
     def group(self, tuning: Tuning) -> Group:
         """Make a group of all clients, with a tuning."""
@@ -164,7 +164,7 @@ class _Race:
         total = (_ROUNDS + 1) * len(sizes)
         for turn in range(_ROUNDS + 1):
             for number, nbytes in enumerate(sizes):
-                self._tell(Step(title, turn * len(sizes) + number, total))
+                self._report(Step(title, turn * len(sizes) + number, total))
                 x = np.ones(nbytes // 4, np.float32)
                 for group, found in zip(groups, times[nbytes], strict=True):
                     first = _batch(group, x, 1, broadcast)
@@ -182,7 +182,7 @@ class _Race:
         group = self.group(tuning)
         times: dict[str, list[float]] = {name: [] for name in calls}
         for turn in range(_ROUNDS + 1):
-            self._tell(Step("cost of messages", turn, _ROUNDS + 1))
+            self._report(Step("cost of messages", turn, _ROUNDS + 1))
             for name, call in calls.items():
                 first = _seconds(group, call, 1)
                 mine = max(1, min(_MOST_CALLS, int(self._part / (_ROUNDS * len(calls)) / first)))
@@ -216,18 +216,18 @@ def _measure_connections(race: _Race, share: int) -> Tuning:
     pieces = race.run("all-reduce by bytes of a piece", tunings, _LARGE, parts=2)
     piece = int(pieces.ways[best(pieces.columns(), _MARGIN)])
     suits = "" if piece else f": chosen by the number of members, here {share}"
-    race.tell(pieces, f"piece = {piece}{suits}")
+    race.report(pieces, f"piece = {piece}{suits}")
 
     tunings = {str(count): replace(_FLAT_ONLY, piece=piece, streams=count) for count in _STREAMS}
     counts = race.run("all-reduce by streams for each pair", tunings, _LARGE[1:])
     streams = _STREAMS[most_worth(counts.columns(), _STREAMS_MARGIN)]
-    race.tell(counts, f"streams = {streams}: connections between each pair of ranks")
+    race.report(counts, f"streams = {streams}: connections between each pair of ranks")
 
     cut = replace(_FLAT_ONLY, piece=piece, streams=streams)
     tunings = {"one step": replace(cut, flat=MOST_BYTES), "two steps": replace(cut, flat=0)}
     steps = race.run("all-reduce in one step and in two", tunings, _doublings(piece or share))
     flat = steps.limit() * others
-    race.tell(steps, f"flat = {flat}: bytes to all of {others} others, up to which it is one step")
+    race.report(steps, f"flat = {flat}: bytes to all of {others} others, up to which it is one step")
     tuning = replace(cut, flat=flat)
     return replace(tuning, rows=_measure_hierarchy(race, tuning))
 
@@ -236,7 +236,7 @@ def _measure_hierarchy(race: _Race, tuning: Tuning) -> int:
     tunings = {"flat": tuning, "hierarchical": replace(tuning, rows=LEAST_ROWS)}
     hierarchy = race.group(tunings["hierarchical"]).backend("hierarchical")
     if not isinstance(hierarchy, HierarchicalBackend):
-        race.tell(
+        race.report(
             f"rows = {SHIPPED.rows}: shipped default, not measured: hierarchical all-reduces need several "
             "hosts, and two clients on one of them"
         )
@@ -246,7 +246,7 @@ def _measure_hierarchy(race: _Race, tuning: Tuning) -> int:
     table = race.run(title, tunings, [nbytes * members for nbytes in _ROWS])
     count = crossover(*table.columns())
     rows = _ROWS[count] if count < len(_ROWS) else 2 * _ROWS[-1]
-    race.tell(
+    race.report(
         table,
         f"rows = {rows}: bytes for each of {members} ranks of a host, from which on it is hierarchical",
     )
@@ -257,7 +257,7 @@ def _measure_messages(race: _Race, tuning: Tuning) -> Tuning:
     """Return a tuning with the best values for messages."""
     size = race.world.size
     if size == 2:
-        race.tell(
+        race.report(
             f"message_flat = {SHIPPED.message_flat}, message_tree = {SHIPPED.message_tree}: shipped "
             "defaults, not measured: between two clients, all alternatives send equally much"
         )
@@ -269,7 +269,7 @@ def _measure_messages(race: _Race, tuning: Tuning) -> Tuning:
     sizes = _doublings(max(_SMALLEST, FLAT_TOTAL_LIMIT // (size - 1)))
     steps = race.run("all-reduce by messages, in one step and in two", tunings, sizes)
     flat = steps.limit()
-    race.tell(steps, f"message_flat = {flat}: bytes of an array, up to which it is one step")
+    race.report(steps, f"message_flat = {flat}: bytes of an array, up to which it is one step")
     tunings = {
         "tree": replace(tuning, message_tree=MOST_BYTES),
         "dealt out": replace(tuning, message_tree=0),
@@ -277,7 +277,7 @@ def _measure_messages(race: _Race, tuning: Tuning) -> Tuning:
     title = "broadcast by messages, through a tree and dealt out"
     trees = race.run(title, tunings, _TREES, broadcast=True)
     tree = trees.limit()
-    race.tell(trees, f"message_tree = {tree}: bytes of an array, up to which it goes through a tree")
+    race.report(trees, f"message_tree = {tree}: bytes of an array, up to which it goes through a tree")
     return replace(tuning, message_flat=flat, message_tree=tree)
 
 
@@ -285,7 +285,7 @@ def _measure_costs(race: _Race, tuning: Tuning) -> Tuning:
     """Return a tuning with the figures of the cost model for messages (`schedules.cost`)."""
     size = race.world.size
     if size > MOST_DIRECT:
-        race.tell(
+        race.report(
             f"latency, message, byte, local: as before, not measured with more than {MOST_DIRECT} clients"
         )
         return tuning
@@ -301,7 +301,7 @@ def _measure_costs(race: _Race, tuning: Tuning) -> Tuning:
         },
     )
     costs = costs_of(size, found["barrier"], found["short"], found["long"], found["local"])
-    race.tell(*(f"{name} = {value}" for name, value in costs.items()))
+    race.report(*(f"{name} = {value}" for name, value in costs.items()))
     latency, message, byte, local = costs.values()
     return replace(tuning, latency=latency, message=message, byte=byte, local=local)
 

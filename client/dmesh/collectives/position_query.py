@@ -72,7 +72,7 @@ class PositionQuery:
         question = WhereAreYou(self.generation, self.members.group, *call, self._question, text)
         everybody = self.numbered and (everybody or len(self.members.ranks) <= _ASK_ALL_UP_TO)
         for rank in self._others if everybody else self.waits_for():
-            self._services.tell(rank, question)
+            self._services.send_control(rank, question)
 
     def answered(self, rank: int, answer: Position) -> None:
         """Take a rank's answer."""

@@ -109,7 +109,7 @@ class Services(Protocol):
     def clock(self) -> float:
         """Return the seconds of the monotonic clock."""
 
-    def tell(self, rank: int, message: Message) -> None:
+    def send_control(self, rank: int, message: Message) -> None:
         """Send a control message to a client, as far as that is possible."""
 
     def describe(self, rank: int) -> str:

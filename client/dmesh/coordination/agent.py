@@ -119,7 +119,7 @@ class Agent(KeyValueMethods, BarrierMethods):
             self._pending_calls,
             self._dispatcher,
             LivenessBoard(
-                identity.incarnation, tracker, lambda line: self._dispatcher.tell(lambda: announce(line))
+                identity.incarnation, tracker, lambda line: self._dispatcher.dispatch(lambda: announce(line))
             ),
             tracker,
             self._reports,
@@ -533,9 +533,9 @@ class Agent(KeyValueMethods, BarrierMethods):
     def _learn(self, response: pb.GetClusterStateResponse) -> ClusterState:
         """Take note of what an answer says about departures."""
         state = ClusterState.from_proto(response)
-        self._session.note_told(state.server_incarnation, epoch=state.epoch)
+        self._session.note_seen(state.server_incarnation, epoch=state.epoch)
         self._events.departed(state.members)
-        self._events.told_epoch = state.epoch
+        self._events.seen_epoch = state.epoch
         return state
 
     def _catch_up(self, known_epoch: int) -> None:

@@ -64,16 +64,16 @@ class BarrierMethods:
         self._tracker = tracker
         self._tracing = tracing
         self._learn = learn
-        self._on_meeting: Callable[[int], None] | None = None
+        self._on_world_barrier: Callable[[int], None] | None = None
         self._on_barrier: Callable[[Arrival], None] | None = None
-        self._met = 0
+        self._last_world_epoch = 0
 
-    def set_meeting_listener(self, listener: Callable[[int], None]) -> None:
+    def set_world_barrier_listener(self, listener: Callable[[int], None]) -> None:
         """Set who is told of every barrier of all tasks that succeeds, with the cluster's epoch at its end.
 
         Called on the thread of whoever waited, before `barrier` returns; `barrier` raises what it raises.
         """
-        self._on_meeting = listener
+        self._on_world_barrier = listener
 
     def set_barrier_listener(self, listener: Callable[[Arrival], None]) -> None:
         """Set who is told of every barrier when this process does not wait at it any more.
@@ -172,10 +172,10 @@ class BarrierMethods:
         if arrival.fault is not None:
             raise arrival.fault.exception()
         # At the epoch of the last meeting, there is nothing new to take note of.
-        if arrival.epoch != self._met and (not tasks or tasks == self._identity.all_tasks):
-            if self._on_meeting is not None:
-                self._on_meeting(arrival.epoch)
-            self._met = arrival.epoch
+        if arrival.epoch != self._last_world_epoch and (not tasks or tasks == self._identity.all_tasks):
+            if self._on_world_barrier is not None:
+                self._on_world_barrier(arrival.epoch)
+            self._last_world_epoch = arrival.epoch
 
     def _checked(self, participants: Participants, timeout: float | None) -> tuple[tuple[Task, ...], int]:
         """Check the arguments of a barrier; return its tasks and its limit in milliseconds."""

@@ -50,7 +50,7 @@ class EventDispatcher:
         with self._lock:
             self._departure_listeners.append(listener)
             for member in self._departed.values():
-                self._tell(lambda member=member: listener(member))  # type: ignore[misc]
+                self._dispatch(lambda member=member: listener(member))  # type: ignore[misc]
 
     def add_rejoin_listener(self, listener: RejoinListener) -> None:
         """Add somebody to tell of each member that takes the task slot of a departed one, from now on."""
@@ -68,7 +68,7 @@ class EventDispatcher:
             self._failure_listeners.append(listener)
             if self._final is not None:
                 final = self._final
-                self._tell(lambda: listener(final))
+                self._dispatch(lambda: listener(final))
 
     def departed(self, members: Iterable[Member]) -> None:
         """Note members that are gone; those known already are not told again."""
@@ -80,7 +80,7 @@ class EventDispatcher:
                 self._departed[key] = member
                 self._gone[Task(member.job, member.index)] = member.incarnation
                 for listener in self._departure_listeners:
-                    self._tell(lambda listener=listener, member=member: listener(member))  # type: ignore[misc]
+                    self._dispatch(lambda listener=listener, member=member: listener(member))  # type: ignore[misc]
 
     def rejoined(self, members: Iterable[Member]) -> None:
         """Note members that took the task slots of departed ones."""
@@ -91,14 +91,14 @@ class EventDispatcher:
                     self._gone.pop(slot, None)
                 self._replaced.add(slot)
                 for listener in self._rejoin_listeners:
-                    self._tell(lambda listener=listener, member=member: listener(member))  # type: ignore[misc]
+                    self._dispatch(lambda listener=listener, member=member: listener(member))  # type: ignore[misc]
 
     def liveness(self, members: Iterable[Member]) -> None:
         """Note members that have become blocked or stuck, or live again."""
         with self._lock:
             for member in members:
                 for listener in self._liveness_listeners:
-                    self._tell(lambda listener=listener, member=member: listener(member))  # type: ignore[misc]
+                    self._dispatch(lambda listener=listener, member=member: listener(member))  # type: ignore[misc]
 
     def gone(self) -> frozenset[Task]:
         """Return the task slots whose holders are known to have departed, and were not replaced."""
@@ -110,10 +110,10 @@ class EventDispatcher:
         with self._lock:
             return frozenset(self._replaced)
 
-    def tell(self, notice: Callable[[], None]) -> None:
+    def dispatch(self, notice: Callable[[], None]) -> None:
         """Have something else told, in order with the rest."""
         with self._lock:
-            self._tell(notice)
+            self._dispatch(notice)
 
     def failed(self, error: CoordinationError, *, final: bool) -> None:
         """Note a failure of the session. A final one is also told to listeners that come later."""
@@ -121,7 +121,7 @@ class EventDispatcher:
             if final:
                 self._final = error
             for listener in self._failure_listeners:
-                self._tell(lambda listener=listener: listener(error))  # type: ignore[misc]
+                self._dispatch(lambda listener=listener: listener(error))  # type: ignore[misc]
 
     def close(self) -> None:
         """Tell what is still to be told, then end the thread. May be called by a listener."""
@@ -133,7 +133,7 @@ class EventDispatcher:
         if worker is not None:
             worker.join(_PATIENCE)
 
-    def _tell(self, notice: _Dispatch) -> None:
+    def _dispatch(self, notice: _Dispatch) -> None:
         if self._closed:
             return
         if self._worker is None:

@@ -51,7 +51,7 @@ def register(
     request_id = secrets.token_hex(16)
     announcer = Announcer(announce, patience.announce_interval)
     delays = patience.retry.delays()
-    told = False
+    announced = False
     _wait_for_listener(session, started + min(_LISTENER_WAIT, timeout / 2))
     while True:
         session.check()
@@ -64,9 +64,9 @@ def register(
         if awaited:
             if min(left, _ENDING_PATIENCE - waited) <= 0:
                 raise fault.exception()
-            if not told:
+            if not announced:
                 announce(f"waiting until {awaited} left: {fault.message}")
-            told = True
+            announced = True
         elif fault.code is grpc.StatusCode.UNIMPLEMENTED and not fault.from_server:
             raise faults.not_a_coordinator(session.address, fault.message)
         elif not fault.transient:

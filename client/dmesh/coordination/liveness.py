@@ -29,7 +29,7 @@ class LivenessBoard:
         self._tracker = tracker
         self._announce = announce
         self._lock = threading.Lock()
-        self._told: dict[tuple[Task, int], _Known] = {}
+        self._reported: dict[tuple[Task, int], _Known] = {}
 
     def update(self, members: Iterable[Member]) -> None:
         """Take note of how members are now."""
@@ -44,16 +44,16 @@ class LivenessBoard:
         name = f"rank {member.rank}, {member.describe()},"
         with self._lock:
             if not member.trouble:
-                told = self._told.pop(key, None)
-                return f"{name} goes on: it was {told[0].name.lower()}" if told is not None else ""
+                reported = self._reported.pop(key, None)
+                return f"{name} goes on: it was {reported[0].name.lower()}" if reported is not None else ""
             doing = member.activity
             known = (member.liveness, doing.operation if doing else "", doing.where if doing else "")
-            if self._told.get(key) == known:
+            if self._reported.get(key) == known:
                 return ""
             if member.incarnation == self._own:
-                self._told[key] = known
+                self._reported[key] = known
                 return f"others wait for this process: it is {member.trouble}"
             if not self._tracker.waiting:
                 return ""
-            self._told[key] = known
+            self._reported[key] = known
             return f"{name} is {member.trouble}"

@@ -178,7 +178,7 @@ class PreemptionSync:
             self._listeners.append(listener)
             notice = self._notice
         if notice is not None:
-            self._dispatcher.tell(lambda: _call(listener, notice))
+            self._dispatcher.dispatch(lambda: _call(listener, notice))
         self.start()
 
     # Life ---------------------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ class PreemptionSync:
             self._notice = notice
             listeners = tuple(self._listeners)
         for listener in listeners:
-            self._dispatcher.tell(lambda listener=listener: _call(listener, notice))  # type: ignore[misc]
+            self._dispatcher.dispatch(lambda listener=listener: _call(listener, notice))  # type: ignore[misc]
 
     def _await_step(self) -> None:
         while not self._bell.wait_for(lambda: self._next is not None or self._closed, _LOOK):
@@ -332,7 +332,7 @@ class PreemptionSync:
     def _decide(self) -> tuple[Member, ...]:
         """Set the sync point if everybody has posted; return who has not."""
         posts, missing = self._posts(self._round)
-        if any(member.incarnation == self._own.incarnation for member in missing) or not self._told():
+        if any(member.incarnation == self._own.incarnation for member in missing) or not self._has_notice():
             # The store was lost with its server, before this member posted or after. All is said again.
             assert self._notice is not None
             self._join_again(self._notice)
@@ -342,7 +342,7 @@ class PreemptionSync:
             self._store.key_value_delete(f"{PREFIX}step/{self._round}/", is_prefix=True)
         return missing
 
-    def _told(self) -> bool:
+    def _has_notice(self) -> bool:
         return self._store.key_value_try_get(f"{PREFIX}notice/{self._round}") is not None
 
     def _join_again(self, notice: PreemptionNotice) -> None:

@@ -100,13 +100,13 @@ class Reports:
 
 def _within(meshes: Iterable[pb.AnnouncedMesh]) -> list[pb.AnnouncedMesh]:
     """Return meshes, the earlier of them without their devices if those of all take too much room."""
-    told: list[pb.AnnouncedMesh] = []
+    kept: list[pb.AnnouncedMesh] = []
     room = _MOST_PLACED_BYTES
     for mesh in reversed(list(meshes)):
         bare = pb.AnnouncedMesh(name=mesh.name, axes=mesh.axes, device_type=mesh.device_type)
         room -= mesh.ByteSize() - bare.ByteSize()
-        told.append(mesh if room >= 0 else bare)
-    return told[::-1]
+        kept.append(mesh if room >= 0 else bare)
+    return kept[::-1]
 
 
 def _cut(report: pb.ProgressReport) -> None:

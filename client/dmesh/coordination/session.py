@@ -134,8 +134,8 @@ class Session:
         with self._lock:
             return self._loss
 
-    def last_told(self) -> common_pb2.LastTold | None:
-        """The latest state that a server told this process; None before the first registration."""
+    def last_seen(self) -> common_pb2.LastTold | None:
+        """Return the latest state that this process has seen; None before the first registration."""
         with self._lock:
             registration = self._registration
             if registration is None:
@@ -201,11 +201,11 @@ class Session:
         with self._lock:
             self._revision = max(self._revision, revision)
 
-    def note_told(self, server_incarnation: int, *, epoch: int = 0, revision: int = 0) -> None:
-        """Note what another call was told, unless by another server than the session's.
+    def note_seen(self, server_incarnation: int, *, epoch: int = 0, revision: int = 0) -> None:
+        """Note an epoch or revision from the answer to another call; ignore it if another server answered.
 
-        A call may reach a restarted server before the session does. What that one says is not what the
-        server before it had said, which is what `last_told` is compared with.
+        A call may reach a restarted server before the session does. Its epochs and revisions must not mix
+        with those of the previous server, with which `last_seen` is compared.
         """
         with self._lock:
             registration = self._registration
@@ -220,9 +220,9 @@ class Session:
         request = self._describe()
         request.request_id = request_id
         request.protocol_version = protocol.VERSION
-        told = self.last_told()
-        if told is not None:
-            request.last_told.CopyFrom(told)
+        seen = self.last_seen()
+        if seen is not None:
+            request.last_told.CopyFrom(seen)
         response = request_task(self._link, request, timeout)
         if isinstance(response, Fault):
             self._say(response)
@@ -310,7 +310,7 @@ class Session:
 
     def _run(self) -> None:
         delays = self._patience.retry.delays()
-        registered, told, request_id, registrations = True, False, "", 0
+        registered, reported, request_id, registrations = True, False, "", 0
         while not self._over():
             fault: Fault | None
             if registered:
@@ -339,11 +339,11 @@ class Session:
             if fault.kind in _FINAL or fault.code is grpc.StatusCode.UNIMPLEMENTED:
                 self.fail(_as_coordination_error(fault.exception()))
                 return
-            if self.gone and not told:
-                told = True
+            if self.gone and not reported:
+                reported = True
                 self._listener.on_failure(self.unavailable("keeping the session"), final=False)
             if not self.gone:
-                told = False
+                reported = False
             if settled:
                 delays, registrations = self._patience.retry.delays(), 0
                 continue
@@ -382,7 +382,7 @@ class Session:
             stale = self._closed or self._failure is not None
         if stale:
             carrier.close()
-        attach = pb.Attach(caller=self._caller, last_told=self.last_told())
+        attach = pb.Attach(caller=self._caller, last_told=self.last_seen())
         encoded = pb.SessionRequest(attach=attach).SerializeToString()
         try:
             end = carrier.serve(encoded, lambda response: self._receive(response, carrier))

@@ -77,7 +77,7 @@ class SessionEvents:
         self._lock = threading.Lock()
         self._carrier: Carrier | None = None
         self._wait: pb.Waiting | None = None
-        self.told_epoch = 0
+        self.seen_epoch = 0
         """Epoch up to which all departures are known; 0 if they never were."""
 
     # What the session calls ---------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ class SessionEvents:
                 carrier.put(pb.SessionRequest(waiting=self._wait))
         if again:
             # Departures are pushed to attached sessions only: ask for those of the time between.
-            self._catch_up(self.told_epoch)
+            self._catch_up(self.seen_epoch)
 
     def on_detached(self) -> None:
         """The session broke."""
@@ -104,14 +104,14 @@ class SessionEvents:
     def on_departed(self, epoch: int, members: Sequence[Member]) -> None:
         """Members are gone."""
         self.departed(members)
-        if self.told_epoch:
-            self.told_epoch = epoch
+        if self.seen_epoch:
+            self.seen_epoch = epoch
 
     def on_rejoined(self, epoch: int, members: Sequence[Member]) -> None:
         """Task slots of departed members have new holders."""
         self._dispatcher.rejoined(member for member in members if member.incarnation != self._own.incarnation)
-        if self.told_epoch:
-            self.told_epoch = epoch
+        if self.seen_epoch:
+            self.seen_epoch = epoch
 
     def on_liveness(self, members: Sequence[Member]) -> None:
         """Members have become blocked or stuck, or live again."""

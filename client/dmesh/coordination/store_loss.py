@@ -173,7 +173,7 @@ class LossWitness:
     def __init__(self, session: LossSource, settle: Callable[[int], str] = lambda losses: "") -> None:
         self._session = session
         self._settle = settle
-        self._told = 0
+        self._reported = 0
         self._thread = threading.local()
 
     def begin(self) -> int:
@@ -183,27 +183,27 @@ class LossWitness:
             StoreLostError: This thread has not been told of the latest; or it is new, and nobody has.
         """
         losses = self._session.store_losses
-        if getattr(self._thread, "told", self._told) < losses:
-            self._tell(losses)
-        self._thread.told = losses
+        if getattr(self._thread, "reported", self._reported) < losses:
+            self._raise_loss(losses)
+        self._thread.reported = losses
         return losses
 
     def check(self, begun: int) -> None:
         """Raise a `StoreLostError` if the store was lost since a call began with `begun` losses."""
         losses = self._session.store_losses
         if losses != begun:
-            self._tell(losses)
+            self._raise_loss(losses)
 
     def accept(self) -> None:
         """Note that this thread knows of all losses so far."""
-        self._thread.told = self._session.store_losses
+        self._thread.reported = self._session.store_losses
 
     def error(self, losses: int) -> StoreLostError:
         """Make the error for the latest of that many losses, when what follows from it is done."""
         return StoreLostError(f"{self._session.store_loss}{self._settle(losses)}")
 
-    def _tell(self, losses: int) -> None:
+    def _raise_loss(self, losses: int) -> None:
         error = self.error(losses)
-        self._thread.told = losses
-        self._told = max(self._told, losses)
+        self._thread.reported = losses
+        self._reported = max(self._reported, losses)
         raise error

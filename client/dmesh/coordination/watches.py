@@ -111,7 +111,7 @@ class WatchStream:
         if response.revision < self.next_revision:
             return []
         self.next_revision = response.revision + 1
-        self._session.note_told(self._server, revision=response.revision)
+        self._session.note_seen(self._server, revision=response.revision)
         return [
             KeyEvent(
                 key=event.kv.key,
@@ -161,7 +161,7 @@ class WatchStream:
             caller=self._caller,
             prefix=self._prefix,
             from_revision=self.next_revision,
-            last_told=self._session.last_told(),
+            last_told=self._session.last_seen(),
         )
         # In this order: then the server judges by the store that this watch belongs to.
         self._check_losses()

@@ -171,11 +171,11 @@ class InputWorkers:
 
     def _failure(self, group: Group, said: list[int], error: BaseException | None) -> BaseException:
         """Returns what this worker raises when one has failed; the others are told why."""
-        told = np.zeros((1, _LONGEST_MESSAGE), np.uint8)
+        error_row = np.zeros((1, _LONGEST_MESSAGE), np.uint8)
         if error is not None:
             text = f"{type(error).__name__}: {error}".encode(errors="replace")[:_LONGEST_MESSAGE]
-            told[0, : len(text)] = np.frombuffer(text, np.uint8)
-        messages = np.asarray(group.all_gather(told)).reshape(group.size, -1)
+            error_row[0, : len(text)] = np.frombuffer(text, np.uint8)
+        messages = np.asarray(group.all_gather(error_row)).reshape(group.size, -1)
         self._wait_for_all()
         if error is not None:
             return error

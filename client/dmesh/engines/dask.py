@@ -119,13 +119,13 @@ class DaskGang:
         """Make the ranks that still run leave their cluster: Dask cannot end a task that runs."""
         addresses = [self._addresses[rank] for rank in self._futures]
 
-        def tell() -> None:
+        def end_ranks() -> None:
             # Workers may be gone, with the ranks, and so may be the cluster: then there is nothing to end.
             with contextlib.suppress(OSError, RuntimeError, TimeoutError):
                 self._client.run(ranks.abandon, cluster, workers=addresses, on_error="ignore")
 
         # A worker that is frozen does not answer.
-        thread = threading.Thread(target=tell, name="dmesh-abandon", daemon=True)
+        thread = threading.Thread(target=end_ranks, name="dmesh-abandon", daemon=True)
         thread.start()
         thread.join(_LOOK)
 

@@ -131,7 +131,7 @@ class Supervisor:
                     self._settle_ended()
                     self._finish_leaving()
                     self._escalate()
-                    self._tell()
+                    self._print_notices()
             finally:
                 self._send(signal.SIGKILL)  # nothing is left of it, unless we are here for an error
         return self._conclude()
@@ -236,7 +236,7 @@ class Supervisor:
                 self._notices.append(f"sending {action.name} to rank {left}")
             self._send(action)
 
-    def _tell(self) -> None:
+    def _print_notices(self) -> None:
         while self._notices:
             self._reporter.notice(self._notices.popleft())
 

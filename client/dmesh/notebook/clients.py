@@ -71,7 +71,7 @@ class _Round:
     """Ranks that run the cell: an interrupt before that would be lost."""
     postponed: set[int] = field(default_factory=set)
     """Ranks to interrupt when they have begun."""
-    told: bool = False
+    shown: bool = False
     """True if the ranks that still run were interrupted, as others had failed."""
 
     def interrupt(self, client: _Kept) -> None:
@@ -358,13 +358,13 @@ class KeptClients:
         ranks = [*done.waiting]
         if not ranks:
             return
-        if done.told or done.interrupts:
+        if done.shown or done.interrupts:
             self._notice(
                 f"{name_ranks(ranks)} {_have(ranks)} not reacted to the interrupt yet; "
                 "another interrupt kills the clients"
             )
             return
-        done.told = True
+        done.shown = True
         failed = [one.rank for one in done.outcomes if one.status != 0]
         self._notice(f"{name_ranks(failed)} failed; interrupting {name_ranks(ranks)}, still in the cell")
         for client in done.waiting.values():

@@ -260,7 +260,7 @@ def _start_with_coordination(
             ) from error
         undo.callback(leave_quietly, agent, "gave up during initialization", LAST_WORDS)
         client = Client(settings, agent, server)
-        agent.set_meeting_listener(client.on_meeting)
+        agent.set_world_barrier_listener(client.on_world_barrier)
         if not agent.rejoined:  # else the others have started already; they will be met at the next barrier
             _await_everybody(agent, settings, deadline)
         client.members = agent.members()

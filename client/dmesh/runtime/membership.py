@@ -67,14 +67,14 @@ class Client:
     """Trace of this client's calls, if wanted."""
     tracing: ClientTracing | None = None
     """OpenTelemetry spans of this client's calls, if wanted."""
-    met: int = 0
+    barrier_epoch: int = 0
     """The cluster's epoch at the latest barrier of all clients; 0 before there was one."""
     _departed: set[int] = field(default_factory=set)
     """Ranks that are gone: they need nothing more of this client."""
     _reported: set[int] = field(default_factory=set)
     """Ranks whose departure the coordination service has reported."""
     _bell: Bell = field(default_factory=Bell)
-    _meeting: threading.Lock = field(default_factory=threading.Lock)
+    _world_barrier_lock: threading.Lock = field(default_factory=threading.Lock)
 
     def finish(self) -> None:
         """Leave at the normal end of the program, which is no failure.
@@ -207,7 +207,7 @@ class Client:
 
     # Taking in those that took the slots of lost ones -----------------------------------------------------
 
-    def on_meeting(self, epoch: int) -> None:
+    def on_world_barrier(self, epoch: int) -> None:
         """Take note of a barrier of all clients that was over at this epoch, on the thread that waited at it.
 
         Under the restart policy `rejoin`, an epoch that is not that of the meeting before means that another
@@ -220,12 +220,12 @@ class Client:
         """
         if self.agent is None or self.leaving or not epoch or not self.agent.cluster_settings.rejoin:
             return
-        with self._meeting:
-            if epoch <= self.met:
+        with self._world_barrier_lock:
+            if epoch <= self.barrier_epoch:
                 return
-            if self.met or self.agent.rejoined:
+            if self.barrier_epoch or self.agent.rejoined:
                 self._take_in(self.agent.cluster_state(), epoch)
-            self.met = epoch
+            self.barrier_epoch = epoch
 
     def _take_in(self, state: ClusterState, epoch: int) -> None:
         former = {member.rank: member for member in self.members}

@@ -42,7 +42,7 @@ class Provider:
         self._provider = provider
         self._own = own
         self._fields = frozenset(propagate.get_global_textmap().fields)
-        self._told = False
+        self._warned = False
 
     def tracer(self, scope: str) -> trace.Tracer:
         """Returns what makes the spans of a part of dmesh."""
@@ -54,7 +54,7 @@ class Provider:
         try:
             propagate.inject(fields, trace.set_span_in_context(span))
         except Exception as error:  # noqa: BLE001 - a propagator of the program's own may raise anything
-            self._tell("goes without what it would have written", error)
+            self._warn("goes without what it would have written", error)
         return outgoing(fields)
 
     def parent(self, fields: Mapping[str, str] | Iterable[tuple[str, str | bytes]]) -> Context:
@@ -63,13 +63,13 @@ class Provider:
         try:
             return propagate.extract(incoming(pairs, self._fields), Context())
         except Exception as error:  # noqa: BLE001 - see above
-            self._tell("begins a trace of its own", error)
+            self._warn("begins a trace of its own", error)
             return Context()
 
-    def _tell(self, result: str, error: Exception) -> None:
+    def _warn(self, result: str, error: Exception) -> None:
         """A propagator has failed: that costs traces, and no call."""
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             logger.warning("an OpenTelemetry propagator has failed, so a call %s", result, exc_info=error)
 
     def close(self, seconds: float = FLUSH) -> str:

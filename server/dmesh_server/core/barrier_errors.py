@@ -104,9 +104,9 @@ def too_many(name: str, count: int, cluster: str) -> CoreError:
 
 def gone(name: str, number: int, members: tuple[Member, ...], arrived: str) -> CoreError:
     """Return the error for an instance some of whose participants have departed."""
-    told = members[: messages.MAX_DESCRIBED]
-    fates = "; ".join(f"{messages.name(member)} {messages.fate_of(member)}" for member in told)
-    more = messages.tasks(member.task for member in members[len(told) :])
+    listed = members[: messages.MAX_DESCRIBED]
+    fates = "; ".join(f"{messages.name(member)} {messages.fate_of(member)}" for member in listed)
+    more = messages.tasks(member.task for member in members[len(listed) :])
     return CoreError(
         ErrorKind.BARRIER_FAILED,
         f"{title(name, number)} failed: {fates}{f'; also gone: {more}' if more else ''}. {arrived} had "

@@ -253,7 +253,7 @@ class Barriers:
             raise barrier_errors.not_a_participant(event.name, slot.snapshot(), participants)
         last = self._table.finished.get(event.name)
         if last is not None and (event.instance == last.number or self._had_part(slot, event, last)):
-            self._tell_again(slot, event, participants, last, transaction)
+            self._resend_result(slot, event, participants, last, transaction)
         elif current is not None:
             self._join(slot, event, participants, current, transaction)
         else:
@@ -276,7 +276,7 @@ class Barriers:
             raise barrier_errors.listed_twice(event.name, event.participants)
         return self._roster.everyone if participants == self._roster.everyone else participants
 
-    def _tell_again(
+    def _resend_result(
         self,
         slot: TaskSlot,
         event: EnterBarrier,

@@ -74,13 +74,13 @@ class Cluster:
         """Calls that wait for the next epoch."""
         self.replies = Replies(self.limits.replies_to_observers)
         """Answers to callers without a task."""
-        self.untold: list[TaskSlot] = []
+        self.unreported: list[TaskSlot] = []
         """Departures that the sessions have not been notified of."""
-        self.untold_rejoined: dict[Task, TaskSlot] = {}
+        self.unreported_rejoined: dict[Task, TaskSlot] = {}
         """New holders of departed members' slots that the sessions have not been notified of."""
         self.leave_due = float("-inf")
         """Until when they are held back if all of them left in good order."""
-        self.untold_loss = False
+        self.unreported_loss = False
         """True if any of these departures was a loss or failure."""
         self.quiet_until = float("-inf")
         """Until when departures are held back to be told together."""
@@ -138,9 +138,9 @@ class Cluster:
         )
         transaction.note(ClusterEnded(self.name, self.epoch))
         self.deadlines.cancel(NoticeDue(self.name))
-        self.untold.clear()
-        self.untold_loss = False
-        self.untold_rejoined.clear()
+        self.unreported.clear()
+        self.unreported_loss = False
+        self.unreported_rejoined.clear()
         self.watchdog.end()
         self.table.end(transaction)
         self.store.end(transaction)

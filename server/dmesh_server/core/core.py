@@ -281,7 +281,7 @@ class Core:
 
     def _attach(self, event: Attach, transaction: Transaction) -> Answer:
         cluster = self._cluster(event.caller)
-        self._store.check(cluster, event.told)
+        self._store.check(cluster, event.seen)
         slot = membership.authorize(cluster, event.caller, transaction)
         _seen(cluster, slot, transaction)
         if event.session in self._shared.sessions:
@@ -292,24 +292,24 @@ class Core:
     # Membership.
 
     def _register(self, event: Register, transaction: Transaction) -> Answer:
-        name, told = event.caller.cluster, event.told
+        name, seen = event.caller.cluster, event.seen
         validation.cluster_name(name)
         cluster = self._clusters.get(name)
         if cluster is not None:
             registration.check_incarnation(event.caller, cluster)
-        if cluster is not None and told is not None and self._store.is_older(cluster, told):
+        if cluster is not None and seen is not None and self._store.is_older(cluster, seen):
             self._store.renew(event.fresh_incarnation, self._clusters.values(), transaction)
-        if told is None or told.store == self._store.value:
+        if seen is None or seen.store == self._store.value:
             answer = self._admit(event, transaction)
         else:
             if cluster is not None and not cluster.ended:
-                store_loss.check_place(cluster, told)
+                store_loss.check_place(cluster, seen)
             try:
                 answer = self._admit(event, transaction)
             except CoreError as error:
                 raise store_loss.translated(error) from error
             cluster = self._clusters[name]
-            store_loss.go_on(cluster, told, transaction)
+            store_loss.go_on(cluster, seen, transaction)
             answer = replace(answer, epoch=cluster.epoch)
         return replace(answer, store=self._store.named(event.fresh_incarnation, transaction))
 
@@ -392,7 +392,7 @@ class Core:
         """Draw the conclusions from what has happened, when all of this event's is known."""
         if not cluster.ended:
             cluster.epoch_waits.release(transaction)
-            membership.tell_changes(cluster, transaction)
+            membership.report_changes(cluster, transaction)
             cluster.watchdog.settle(transaction)
         elif cluster.name not in self._ended:
             self._ended[cluster.name] = None
@@ -423,7 +423,7 @@ class Core:
 
     def _read(self, event: reads.Read, transaction: Transaction) -> Answer | None:
         if isinstance(event, KvWatch):
-            self._store.check(self._cluster(event.caller), event.told)
+            self._store.check(self._cluster(event.caller), event.seen)
         cluster, slot = self._reader(event, transaction)
         return reads.answer(cluster, slot, event, transaction)
 
@@ -550,11 +550,11 @@ class Core:
                 case LeaseDue(lease):
                     self._shared.leases.due(lease, transaction)
                 case NoticeDue(name):
-                    membership.tell_changes(self._clusters[name], transaction)
+                    membership.report_changes(self._clusters[name], transaction)
                 case StuckDue(name):
                     self._clusters[name].watchdog.look(transaction)
                 case LivenessDue(name):
-                    self._clusters[name].watchdog.tell(transaction)
+                    self._clusters[name].watchdog.report(transaction)
                 case BarrierDue(name, barrier):
                     self._clusters[name].barriers.time_out(barrier, transaction)
                 case WaitDue(token):

@@ -17,9 +17,9 @@ from dmesh_server.core.model import (
     Condition,
     Device,
     Job,
-    LastTold,
     PassedBarrier,
     Process,
+    SeenState,
     Task,
 )
 
@@ -60,7 +60,7 @@ class Register(Mutation):
     """Random secret for the cluster, likewise."""
     settings: ClusterSettings = NO_WISHES
     """Settings that the client wishes for the cluster."""
-    told: LastTold | None = None
+    seen: SeenState | None = None
     """Latest state that the client was told of, if it was registered before."""
     owner: str = ""
     """Tenant whose quota a new generation counts for; empty for none."""
@@ -117,7 +117,7 @@ class Attach(Request):
 
     session: int
     """Names the session, never used again."""
-    told: LastTold | None = None
+    seen: SeenState | None = None
     """The latest state that a server told the caller; None if the caller does not say."""
 
 
@@ -337,7 +337,7 @@ class KvWatch(Request):
 
     prefix: str
     from_revision: int
-    told: LastTold | None = None
+    seen: SeenState | None = None
     """The latest state that a server told the caller, as in `Attach`."""
 
 

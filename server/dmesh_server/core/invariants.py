@@ -107,8 +107,10 @@ def _check_liveness(cluster: Cluster, deadlines: Deadlines, stopping: bool) -> N
         assert live == (not slot.complaint), f"{label}: trouble without a reason, or the reverse"
         assert (slot.activity is not None) == (slot.liveness is Liveness.STUCK), f"{label}: wrong activity"
         assert live or not slot.state.departed, f"{label}: departed, but blocked or stuck"
-        assert live or task in watchdog._told or task in watchdog._changed, f"{label}: nobody will be told"
-        assert not live or task not in watchdog._told or task in watchdog._changed, f"{label}: likewise"
+        assert live or task in watchdog._reported or task in watchdog._changed, (
+            f"{label}: nobody will be told"
+        )
+        assert not live or task not in watchdog._reported or task in watchdog._changed, f"{label}: likewise"
         if slot.liveness is Liveness.STUCK:
             query = watchdog._queries[task]
             assert watchdog._is_waited_for(task, query), f"{label}: stuck, but nobody waits for it"

@@ -196,9 +196,9 @@ class KeyValueStore:
         transaction.reply(event.token, KvRevision(self.revision))
         if event.from_revision:
             for revision, events in self.history.since(event.from_revision):
-                told = tuple(change for change in events if change.kv.key.startswith(event.prefix))
-                if told:
-                    transaction.watch_push(WatchPush(event.token, revision, told))
+                matching = tuple(change for change in events if change.kv.key.startswith(event.prefix))
+                if matching:
+                    transaction.watch_push(WatchPush(event.token, revision, matching))
 
     def time_out(self, token: int, transaction: Transaction) -> None:
         """End a blocked read whose time is over."""
@@ -422,8 +422,8 @@ class KeyValueStore:
         transaction.persist(self._cluster, records.CHANGE, str(self.revision), encoded)
         for forgotten in self.history.append(self.revision, events, size):
             transaction.persist(self._cluster, records.CHANGE, str(forgotten), None)
-        for watch, told in self.waiters.watching(events):
-            transaction.watch_push(WatchPush(watch.token, self.revision, told))
+        for watch, matching in self.waiters.watching(events):
+            transaction.watch_push(WatchPush(watch.token, self.revision, matching))
 
     def _answer_reads(self, key: str, transaction: Transaction) -> None:
         """Answer those who wait for a key, if it is there."""

@@ -20,7 +20,7 @@ from dmesh_server.core import messages
 from dmesh_server.core.barriers import BarrierTable, slot_order
 from dmesh_server.core.deadlines import LivenessDue, StuckDue
 from dmesh_server.core.effects import LivenessChange, StatusRequest
-from dmesh_server.core.log_events import LivenessTold
+from dmesh_server.core.log_events import LivenessReported
 from dmesh_server.core.model import Activity, Liveness, Member, Task
 from dmesh_server.core.roster import TaskSlot
 from dmesh_server.core.shared import Shared
@@ -33,8 +33,8 @@ _MOST_NAMED = 64
 _LONGEST_CHAIN = 256
 """Most members that are followed to find the end of a chain of waits."""
 _NOTICE = 20_000
-"""Most members that a notice names, times its sessions; at least `_LEAST_TOLD` are named."""
-_LEAST_TOLD = 8
+"""Most members that a notice names, times its sessions; at least `_LEAST_REPORTED` are named."""
+_LEAST_REPORTED = 8
 _SLACK = 0.05
 """Part of `stuck_after` by which a query may be late, so that many waits are checked together."""
 _OPERATION = 200
@@ -78,7 +78,7 @@ class Watchdog:
         self._queries: dict[Task, _StatusQuery] = {}
         self._last_id = 0
         self._changed: dict[Task, None] = {}
-        self._told: dict[Task, None] = {}
+        self._reported: dict[Task, None] = {}
         self._quiet_until = -math.inf
 
     # Waits.
@@ -210,7 +210,7 @@ class Watchdog:
     def attached(self, session: int, transaction: Transaction) -> None:
         """Send a new session the members that are not live."""
         count = len(self._roster.sessions)
-        listed = list(self._told)[: self._room(count)]
+        listed = list(self._reported)[: self._room(count)]
         if listed:
             transaction.push((session,), LivenessChange(tuple(self._shown(task, count) for task in listed)))
 
@@ -224,7 +224,7 @@ class Watchdog:
         self._forget_wait(slot.task)
         self._queries.pop(slot.task, None)
         self._changed.pop(slot.task, None)
-        self._told.pop(slot.task, None)
+        self._reported.pop(slot.task, None)
         slot.liveness, slot.complaint, slot.activity = Liveness.LIVE, "", None
 
     def end(self) -> None:
@@ -232,7 +232,7 @@ class Watchdog:
         self._deadlines.cancel(StuckDue(self._cluster))
         self._deadlines.cancel(LivenessDue(self._cluster))
         self.looks_at = math.inf
-        for known in (self._waits, self._waiters, self._queries, self._changed, self._told):
+        for known in (self._waits, self._waiters, self._queries, self._changed, self._reported):
             known.clear()
 
     def settle(self, transaction: Transaction) -> None:
@@ -244,9 +244,9 @@ class Watchdog:
             ):
                 self._settle_live(slot, transaction)
         self._table.watched = bool(self._queries)
-        self.tell(transaction)
+        self.report(transaction)
 
-    def tell(self, transaction: Transaction) -> None:
+    def report(self, transaction: Transaction) -> None:
         """Notify the sessions of changes: the first at once, those soon after it together."""
         if not self._changed:
             return
@@ -259,13 +259,13 @@ class Watchdog:
         for task in listed:
             del self._changed[task]
             if self._roster.slots[task].liveness is Liveness.LIVE:
-                self._told.pop(task, None)
+                self._reported.pop(task, None)
             else:
-                self._told[task] = None
+                self._reported[task] = None
         shown = tuple(self._shown(task, len(sessions)) for task in listed)
         transaction.push(sessions, LivenessChange(shown))
         for member in shown:
-            transaction.note(LivenessTold(self._cluster, member))
+            transaction.note(LivenessReported(self._cluster, member))
         if self._changed:
             self._deadlines.set(LivenessDue(self._cluster), self._quiet_until)
 
@@ -288,7 +288,7 @@ class Watchdog:
 
     def _note(self, slot: TaskSlot, transaction: Transaction) -> None:
         """Queue a change for the next notice, unless the sessions know the member as it is."""
-        if slot.liveness is Liveness.LIVE and slot.task not in self._told:
+        if slot.liveness is Liveness.LIVE and slot.task not in self._reported:
             self._changed.pop(slot.task, None)
         else:
             self._changed[slot.task] = None
@@ -345,7 +345,7 @@ class Watchdog:
 
     def _room(self, sessions: int) -> int:
         """Return the most members that a notice to so many sessions may name."""
-        return max(_LEAST_TOLD, _NOTICE // max(sessions, 1))
+        return max(_LEAST_REPORTED, _NOTICE // max(sessions, 1))
 
     def _shown(self, task: Task, sessions: int) -> Member:
         """Return a member as a notice shows it: the more sessions, the fewer frames of its stack."""

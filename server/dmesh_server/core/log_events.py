@@ -51,7 +51,7 @@ class MemberDeparted:
 
 
 @dataclass(frozen=True, slots=True)
-class LivenessTold:
+class LivenessReported:
     """A member became blocked or stuck, or is live again."""
 
     cluster: str
@@ -79,5 +79,5 @@ class BarrierEnded:
     """The error's message, cut to a bounded length."""
 
 
-LogEvent = ClusterFormed | ClusterEnded | MemberJoined | MemberDeparted | LivenessTold | BarrierEnded
+LogEvent = ClusterFormed | ClusterEnded | MemberJoined | MemberDeparted | LivenessReported | BarrierEnded
 """Events for the log."""

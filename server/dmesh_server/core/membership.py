@@ -245,33 +245,33 @@ def depart(
     cluster.dismiss_waiters_of(slot, error, transaction)
     if session is not None and state is not MemberState.LEFT:
         transaction.push((session,), SessionEnd(error))
-    if not cluster.untold:
+    if not cluster.unreported:
         cluster.leave_due = transaction.now + cluster.limits.leave_quiet(len(cluster.roster.sessions))
-    cluster.untold.append(slot)
-    cluster.untold_loss |= state is not MemberState.LEFT
-    cluster.untold_rejoined.pop(slot.task, None)
+    cluster.unreported.append(slot)
+    cluster.unreported_loss |= state is not MemberState.LEFT
+    cluster.unreported_rejoined.pop(slot.task, None)
     transaction.unsettled.add(cluster.name)
 
 
-def tell_changes(cluster: Cluster, transaction: Transaction) -> None:
+def report_changes(cluster: Cluster, transaction: Transaction) -> None:
     """Notify the sessions of departed and rejoined members: the first at once, those soon after it together.
 
     Members that left in good order are not urgent: their notice waits for another one, or for a while.
     """
-    if not cluster.untold and not cluster.untold_rejoined:
+    if not cluster.unreported and not cluster.unreported_rejoined:
         return
     # A notice costs time for each session: a cluster that ends must not send one for each member that leaves.
     sessions = cluster.roster.sessions
     due = cluster.quiet_until
-    if not cluster.untold_loss and not cluster.untold_rejoined:
+    if not cluster.unreported_loss and not cluster.unreported_rejoined:
         due = max(due, cluster.leave_due)
     if transaction.now < due:
         cluster.deadlines.set(NoticeDue(cluster.name), due)
         return
     cluster.quiet_until = transaction.now + cluster.limits.quiet(len(sessions))
-    departed = tuple(slot.snapshot() for slot in cluster.untold)
-    rejoined = tuple(slot.snapshot() for slot in cluster.untold_rejoined.values())
-    cluster.untold.clear()
-    cluster.untold_loss = False
-    cluster.untold_rejoined.clear()
+    departed = tuple(slot.snapshot() for slot in cluster.unreported)
+    rejoined = tuple(slot.snapshot() for slot in cluster.unreported_rejoined.values())
+    cluster.unreported.clear()
+    cluster.unreported_loss = False
+    cluster.unreported_rejoined.clear()
     transaction.push(sessions, MembershipChange(cluster.epoch, departed, rejoined))

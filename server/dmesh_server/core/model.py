@@ -199,7 +199,7 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
-class LastTold:
+class SeenState:
     """The latest state that a client was told, by any run of the server."""
 
     store: int

@@ -250,7 +250,7 @@ def admit(cluster: Cluster, event: Register, task: Task, transaction: Transactio
     transaction.note(MemberJoined(cluster.name, slot.outline(), cluster.epoch, bool(former)))
     grant_lease(cluster, slot, transaction.now)
     if former:
-        cluster.untold_rejoined[task] = slot
+        cluster.unreported_rejoined[task] = slot
         transaction.unsettled.add(cluster.name)
     return slot
 

@@ -15,7 +15,7 @@ from dmesh_server.core import messages, records
 from dmesh_server.core.cluster import Cluster
 from dmesh_server.core.effects import SessionEnd
 from dmesh_server.core.errors import CoreError, ErrorKind
-from dmesh_server.core.model import LastTold
+from dmesh_server.core.model import SeenState
 from dmesh_server.core.transaction import Transaction
 
 STORE = "store"
@@ -63,20 +63,20 @@ class StoreIdentity:
             )  # the same epoch was another membership after the copy was made
             transaction.push(cluster.roster.sessions, SessionEnd(error))
 
-    def is_older(self, cluster: Cluster, told: LastTold) -> bool:
+    def is_older(self, cluster: Cluster, seen: SeenState) -> bool:
         """Tell whether this server began with less of a cluster than an earlier one had told a client."""
-        if told.store != self.value or told.server_incarnation == self._server_incarnation:
+        if seen.store != self.value or seen.server_incarnation == self._server_incarnation:
             return False
-        same = told.cluster_incarnation == cluster.generation.incarnation
-        return told.epoch > cluster.restored_epoch or (same and told.revision > cluster.restored_revision)
+        same = seen.cluster_incarnation == cluster.generation.incarnation
+        return seen.epoch > cluster.restored_epoch or (same and seen.revision > cluster.restored_revision)
 
-    def check(self, cluster: Cluster, told: LastTold | None) -> None:
+    def check(self, cluster: Cluster, seen: SeenState | None) -> None:
         """Refuse a client that was told something by another store, or by a later state of this one.
 
         Raises:
             CoreError: NOT_REGISTERED.
         """
-        if told is not None and (told.store != self.value or self.is_older(cluster, told)):
+        if seen is not None and (seen.store != self.value or self.is_older(cluster, seen)):
             raise CoreError(
                 ErrorKind.NOT_REGISTERED,
                 f"this server does not have the store of cluster {messages.quote(cluster.name)} in which the "
@@ -88,7 +88,7 @@ class StoreIdentity:
         transaction.persist("", records.CLUSTER, STORE, records.encode_number(value))
 
 
-def check_place(cluster: Cluster, told: LastTold) -> None:
+def check_place(cluster: Cluster, seen: SeenState) -> None:
     """Refuse a client of another store in a cluster that came from this server's store.
 
     A cluster that has begun since this server's start is the successor of the client's.
@@ -96,7 +96,7 @@ def check_place(cluster: Cluster, told: LastTold) -> None:
     Raises:
         CoreError: STORE_LOST.
     """
-    if cluster.restored and cluster.generation.incarnation != told.cluster_incarnation:
+    if cluster.restored and cluster.generation.incarnation != seen.cluster_incarnation:
         raise lost(
             f"its cluster {messages.quote(cluster.name)} is another cluster of the same name, whose members "
             "have not departed"
@@ -117,9 +117,9 @@ def lost(what: str) -> CoreError:
     )
 
 
-def go_on(cluster: Cluster, told: LastTold, transaction: Transaction) -> None:
+def go_on(cluster: Cluster, seen: SeenState, transaction: Transaction) -> None:
     """Let epochs and revisions go on behind those that a client was told, so that none is used twice."""
-    if told.epoch >= cluster.epoch:
-        cluster.roster.epoch = told.epoch
+    if seen.epoch >= cluster.epoch:
+        cluster.roster.epoch = seen.epoch
         cluster.advance_epoch(transaction)
-    cluster.store.advance(told.revision, transaction)
+    cluster.store.advance(seen.revision, transaction)

@@ -141,14 +141,14 @@ class Waiters:
                 if (some := _with_prefix(events, prefix))
                 for watch in watches.values()
             ]
-        told: dict[int, list[KeyEvent]] = {}
+        pushes: dict[int, list[KeyEvent]] = {}
         for event in events:
             for length in self._prefix_lengths:
                 if length <= len(event.kv.key):
                     for token in self._watches.get(event.kv.key[:length], ()):
-                        told.setdefault(token, []).append(event)
+                        pushes.setdefault(token, []).append(event)
         result = []
-        for token, matching in told.items():
+        for token, matching in pushes.items():
             watch = self._by_token[token]
             assert isinstance(watch, Watch)
             result.append((watch, tuple(matching)))

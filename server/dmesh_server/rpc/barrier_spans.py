@@ -31,7 +31,7 @@ class BarrierSpans:
         self._traces = traces
         self._session = session
         self._open: dict[str, CallSpan] = {}
-        session.on_told = self._told
+        session.on_sent = self._sent
 
     def arrived(self, name: str, fields: Mapping[str, str]) -> None:
         """The session's member arrives at a barrier."""
@@ -40,12 +40,12 @@ class BarrierSpans:
 
     def close(self) -> None:
         """The session is over."""
-        self._session.on_told = None
+        self._session.on_sent = None
         for span in self._open.values():
             span.end(grpc.StatusCode.CANCELLED, "the session ended before the barrier")
         self._open.clear()
 
-    def _told(self, message: Message) -> None:
+    def _sent(self, message: Message) -> None:
         if not isinstance(message, BarrierResult):
             return
         span = self._open.pop(message.name, None)

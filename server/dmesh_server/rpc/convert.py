@@ -21,11 +21,11 @@ from dmesh_server.core.model import (
     Device,
     KeyEvent,
     KeyValue,
-    LastTold,
     Member,
     PassedBarrier,
     Process,
     RestartPolicy,
+    SeenState,
     Task,
 )
 from dmesh_server.core.views import Summary
@@ -126,17 +126,17 @@ def passed_barriers(messages: Collection[coordination_pb2.PassedBarrier]) -> tup
     )
 
 
-def last_told(
+def seen_state(
     request: coordination_pb2.RegisterRequest | coordination_pb2.Attach | key_value_pb2.WatchRequest,
-) -> LastTold | None:
-    """Read the latest state that a client was told; None if it does not say."""
+) -> SeenState | None:
+    """Read the latest state that a client has seen; None if the request has none."""
     if not request.HasField("last_told"):
         return None
-    told = request.last_told
-    if not 0 <= told.epoch <= _LARGEST_COUNT or not 0 <= told.revision <= _LARGEST_COUNT:
-        raise invalid(f"the client cannot have been told epoch {told.epoch} and revision {told.revision}")
-    return LastTold(
-        told.store_id, told.cluster_incarnation, told.server_incarnation, told.epoch, told.revision
+    seen = request.last_told
+    if not 0 <= seen.epoch <= _LARGEST_COUNT or not 0 <= seen.revision <= _LARGEST_COUNT:
+        raise invalid(f"last_told is out of range: epoch {seen.epoch}, revision {seen.revision}")
+    return SeenState(
+        seen.store_id, seen.cluster_incarnation, seen.server_incarnation, seen.epoch, seen.revision
     )
 
 

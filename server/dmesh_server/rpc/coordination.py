@@ -99,7 +99,7 @@ class CoordinationServicer:
             runtime.random_incarnation(),
             runtime.random_secret(),
             convert.cluster_settings(request.settings),
-            convert.last_told(request),
+            convert.seen_state(request),
             owner="" if token is None else token.id,
         )
         await self._opener.admission.enter(caller)

@@ -79,7 +79,7 @@ class KeyValueServicer:
             )
         event = events.KvWatch(
             self._runtime.next_number(), caller_of(request), request.prefix, request.from_revision,
-            convert.last_told(request),
+            convert.seen_state(request),
         )  # fmt: skip
         watch = await self._runtime.open_watch(event)
         try:

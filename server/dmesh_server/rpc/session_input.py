@@ -62,7 +62,7 @@ class SessionOpener:
             CoreError: The task slot is not the caller's.
         """
         runtime = self._runtime
-        session, attached = await runtime.open_session(caller, convert.last_told(attach), remote)
+        session, attached = await runtime.open_session(caller, convert.seen_state(attach), remote)
         self.admission.leave(caller)
         answer = pb.Attached(server_incarnation=runtime.server_incarnation, epoch=attached.epoch)
         encoded = pb.SessionResponse(attached=answer).SerializeToString()

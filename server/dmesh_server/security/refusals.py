@@ -31,7 +31,7 @@ class RefusalLog:
         self._interval = interval
         self._most_peers = most_peers
         self._clock = clock
-        self._told: OrderedDict[tuple[str, ...], list[float]] = OrderedDict()
+        self._logged: OrderedDict[tuple[str, ...], list[float]] = OrderedDict()
         self.on_line: Callable[[str, str, dict[str, object]], None] | None = None
         """Called with event, peer and fields of each line, if set."""
         self.counts: Counter[str] = Counter()
@@ -48,18 +48,18 @@ class RefusalLog:
         """
         self.counts[event] += 1
         now = self._clock()
-        while self._told and now - next(iter(self._told.values()))[0] >= self._interval:
-            (earlier, *_), (_, left_out) = self._told.popitem(last=False)
+        while self._logged and now - next(iter(self._logged.values()))[0] >= self._interval:
+            (earlier, *_), (_, left_out) = self._logged.popitem(last=False)
             if left_out:
                 logs.warning(f"{earlier}_summary", left_out=int(left_out))
         key = (event, peer, *keys)
-        if key not in self._told and len(self._told) >= self._most_peers:
+        if key not in self._logged and len(self._logged) >= self._most_peers:
             key, peer = (event, "many"), "many"
-        entry = self._told.get(key)
+        entry = self._logged.get(key)
         if entry is not None:
             entry[1] += 1
             return
-        self._told[key] = [now, 0]
+        self._logged[key] = [now, 0]
         logs.warning(event, peer=peer, **fields)
         if self.on_line is not None:
             self.on_line(event, peer, fields)

@@ -72,7 +72,7 @@ class ServerTls:
         ]
         self._files = WatchedFiles(paths, interval=0.0)
         self._loaded = _load(settings)
-        self._tell()
+        self._notify()
 
     @property
     def allowed(self) -> tuple[str, ...]:
@@ -124,9 +124,9 @@ class ServerTls:
         except ConfigurationError as error:
             logs.error("certificates_not_reloaded", reason=error)
         else:
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         left = self._loaded.validity.days_left(self._wall_clock())
         log = logs.warning if left < _WARN_DAYS else logs.info
         log(

@@ -60,7 +60,7 @@ class Reader:
         self._news = asyncio.Event()
         feed.send_queue.on_news = self._news.set
 
-    def tell(self, changed: Iterable[Look], gone: Iterable[str]) -> None:
+    def notify(self, changed: Iterable[Look], gone: Iterable[str]) -> None:
         """Note which clusters look different now; of each, the latest look counts."""
         only = self.feed.keep.cluster
         self._changed |= {one.summary.name: one for one in changed if only in (None, one.summary.name)}
@@ -145,14 +145,14 @@ class EventStream(Response):
         held = nullcontext() if self._access is None or token is None else self._access.holding(token)
         with held as hold:
             try:
-                why = await self._tell(say)
+                why = await self._stream(say)
             except asyncio.CancelledError:
                 if hold is None or not hold.revoked:
                     raise
                 why = "the token is not accepted any more"
         await say(_block("end", {"reason": why}), more=False)
 
-    async def _tell(self, say: Callable[[bytes], Awaitable[None]]) -> str:
+    async def _stream(self, say: Callable[[bytes], Awaitable[None]]) -> str:
         """Send the reader the events as they come; return the reason for the stream's end."""
         runtime, incarnation = self._runtime, self._runtime.server_incarnation
         event_log = runtime.event_log
@@ -161,7 +161,7 @@ class EventStream(Response):
         reader = Reader(event_log.subscribe(self._keep))
         try:
             begin = event_log.last
-            self._overview.join(reader.tell)
+            self._overview.join(reader.notify)
             await say(b"retry: 2000\n\n" + _block("hello", {"cursor": cursor_of(incarnation, begin)}))
             await self._catch_up(say, begin)
             while True:
@@ -178,7 +178,7 @@ class EventStream(Response):
                     return _STOPPING
                 await asyncio.sleep(_PACE)
         finally:
-            self._overview.leave(reader.tell)
+            self._overview.leave(reader.notify)
             event_log.unsubscribe(reader.feed)
 
     async def _catch_up(self, say: Callable[[bytes], Awaitable[None]], begin: int) -> None:
@@ -188,11 +188,11 @@ class EventStream(Response):
         incarnation, at = self._runtime.server_incarnation, self._after or 0
         if self._restarted:
             await say(_block("gap", {"reason": "the server was restarted; what was before is not kept"}))
-        told = self._restarted
+        reported = self._restarted
         while True:
             page = self._runtime.event_log.page(at, _PAGE, self._keep)
-            if page.lost and not told:
-                told = True
+            if page.lost and not reported:
+                reported = True
                 await say(_block("gap", {"reason": f"events up to {page.lost} are not kept any more"}))
             missed = [_happened(entry, incarnation) for entry in page.entries if entry.number <= begin]
             if missed:

@@ -41,7 +41,7 @@ class Look:
         return self._encoded
 
 
-Tell = Callable[[Iterable[Look], Iterable[str]], None]
+Notify = Callable[[Iterable[Look], Iterable[str]], None]
 """Takes the clusters whose look has changed, and the names of those that are gone."""
 
 
@@ -55,7 +55,7 @@ class Overview:
             runtime: The server's state.
         """
         self._runtime = runtime
-        self._readers: set[Tell] = set()
+        self._readers: set[Notify] = set()
         self._task: asyncio.Task[None] | None = None
         self._seen: dict[str, Look] = {}
 
@@ -64,20 +64,20 @@ class Overview:
         """True if there are as many readers as allowed."""
         return len(self._readers) >= MOST_STREAMS
 
-    def join(self, tell: Tell) -> None:
+    def join(self, notify: Notify) -> None:
         """Tell a reader all clusters, and then the changed ones. Pair with `leave`."""
         if not self._readers:
             self._seen = self._look()
             self._task = asyncio.get_running_loop().create_task(self._watch(), name="dmesh-overview")
-        self._readers.add(tell)
+        self._readers.add(notify)
         now = self._runtime.now()
-        for told in self._seen.values():
-            told.refresh(now)
-        tell(self._seen.values(), ())
+        for look in self._seen.values():
+            look.refresh(now)
+        notify(self._seen.values(), ())
 
-    def leave(self, tell: Tell) -> None:
+    def leave(self, notify: Notify) -> None:
         """Tell a reader nothing more."""
-        self._readers.discard(tell)
+        self._readers.discard(notify)
         if not self._readers and self._task is not None:
             self._task.cancel()
             self._task = None
@@ -104,5 +104,5 @@ class Overview:
             changed = [one for name, one in found.items() if self._seen.get(name) is not one]
             gone = self._seen.keys() - found.keys()
             self._seen = found
-            for tell in self._readers if changed or gone else ():
-                tell(changed, gone)
+            for notify in self._readers if changed or gone else ():
+                notify(changed, gone)

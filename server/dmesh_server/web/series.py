@@ -176,7 +176,7 @@ class Recorder:
         reports, now = runtime.progress.members(name), runtime.now()
         turns = -(-len(reports) // _MOST_READ) or 1
         fresh = 3 * turns * max(STEP, summary.settings.heartbeat_interval)
-        rows, told, loops = (
+        rows, reporting, loops = (
             [UNKNOWN] * -(-series.tasks // series.band),
             list[_Rank](),
             list[tuple[float, int]](),
@@ -192,7 +192,7 @@ class Recorder:
             rank = series.ranks.get(said.task)
             if rank is None or now - rank.received_at > fresh or rank.share == UNKNOWN:
                 continue
-            told.append(rank)
+            reporting.append(rank)
             row = (starts[said.task.job] + said.task.index) // series.band
             rows[row] = min(rows[row], rank.share)
         standing = views.standing(name)
@@ -203,8 +203,8 @@ class Recorder:
         column = ClusterColumn(
             n=self._number,
             t=round(time.time(), 1),
-            calls=round(sum(rank.calls for rank in told) / len(told), 3) if told else None,
-            bytes=round(sum(rank.nbytes for rank in told)) if told else None,
+            calls=round(sum(rank.calls for rank in reporting) / len(reporting), 3) if reporting else None,
+            bytes=round(sum(rank.nbytes for rank in reporting)) if reporting else None,
             pace=max((round(pace, 6) for pace, _ in loops), default=None),
             done=min((done for _, done in loops), default=None),
             silence=round(max(0.0, now - min(heard)), 2) if heard else None,

@@ -20,7 +20,7 @@ from dmesh_server.core.events import (
     Request,
     RevokeLease,
 )
-from dmesh_server.core.model import ClusterSettings, LastTold, RestartPolicy
+from dmesh_server.core.model import ClusterSettings, RestartPolicy, SeenState
 
 PROOF = b"p" * 32
 
@@ -35,9 +35,9 @@ class Proving(Driver):
 REQUESTS: dict[str, Callable[[Proving], Request]] = {
     "retried registration": lambda d: d.register(0),
     "registration": lambda d: d.register(0, request_id="new"),
-    "registration from another store": lambda d: d.register(0, told=LastTold(9, 9, 9, 99, 99)),
+    "registration from another store": lambda d: d.register(0, seen=SeenState(9, 9, 9, 99, 99)),
     "registration from a later state": lambda d: d.register(
-        0, told=LastTold(d.core._store.value, 9, 9, 99, 99)
+        0, seen=SeenState(d.core._store.value, 9, 9, 99, 99)
     ),
     "attach": lambda d: d.attach(0),
     "leave": lambda d: d.leave(0),

@@ -9,7 +9,7 @@ from tests.server.core.driving import Driver
 
 from dmesh_server.core.effects import Answer, Attached, KvRead, KvRevision, Record, Registered
 from dmesh_server.core.errors import CoreError, ErrorKind
-from dmesh_server.core.model import LastTold
+from dmesh_server.core.model import SeenState
 
 Durable = dict[tuple[str, str, str], Record]
 
@@ -20,14 +20,14 @@ def joined(tasks: int = 2, members: int = 2) -> Driver:
     return d
 
 
-def told(d: Driver, revision: int = 0) -> LastTold:
+def seen(d: Driver, revision: int = 0) -> SeenState:
     """What the first worker knows now."""
     known = d.accepted(d.register(0), Registered)
-    return LastTold(known.store, known.cluster_incarnation, d.core.server_incarnation, known.epoch, revision)
+    return SeenState(known.store, known.cluster_incarnation, d.core.server_incarnation, known.epoch, revision)
 
 
-def attach(d: Driver, last: LastTold | None, index: int = 0) -> Answer:
-    return d.answer(replace(d.attach(index), told=last))
+def attach(d: Driver, last: SeenState | None, index: int = 0) -> Answer:
+    return d.answer(replace(d.attach(index), seen=last))
 
 
 def refusal(answer: Answer) -> ErrorKind:
@@ -35,8 +35,8 @@ def refusal(answer: Answer) -> ErrorKind:
     return answer.kind
 
 
-def register(d: Driver, last: LastTold | None, index: int = 0, **changes: Any) -> Answer:
-    return d.answer(replace(d.register(index), told=last, **changes))
+def register(d: Driver, last: SeenState | None, index: int = 0, **changes: Any) -> Answer:
+    return d.answer(replace(d.register(index), seen=last, **changes))
 
 
 def begin_with(d: Driver, durable: Durable) -> None:
@@ -47,20 +47,20 @@ def begin_with(d: Driver, durable: Durable) -> None:
 def test_a_store_keeps_its_identity_through_restarts() -> None:
     d = joined()
     revision = d.accepted(d.set("a"), KvRevision).revision
-    last = told(d, revision)
+    last = seen(d, revision)
     assert last.store != 0
     d.restart()
     assert isinstance(attach(d, last), Attached)
     assert isinstance(attach(d, None, 1), Attached)
-    assert told(d).store == last.store
-    assert d.answer(replace(d.watch(), told=last)) == KvRevision(revision)
+    assert seen(d).store == last.store
+    assert d.answer(replace(d.watch(), seen=last)) == KvRevision(revision)
 
 
 def test_an_empty_store_has_the_client_register_and_goes_on_behind_what_it_was_told() -> None:
     d = joined()
     for _ in range(5):
         d.apply(d.set("a"))
-    last = replace(told(d, 5), epoch=40)
+    last = replace(seen(d, 5), epoch=40)
     begin_with(d, {})
     assert refusal(attach(d, last)) is ErrorKind.NOT_REGISTERED
     answer = register(d, last)
@@ -72,7 +72,7 @@ def test_an_empty_store_has_the_client_register_and_goes_on_behind_what_it_was_t
     assert isinstance(register(d, last, 1), Registered), "the others follow"
     assert d.accepted(d.set("a"), KvRevision).revision == 6
     d.restart()
-    assert told(d).store == answer.store
+    assert seen(d).store == answer.store
     assert d.accepted(d.list(), KvRead).revision == 6
 
 
@@ -80,13 +80,13 @@ def test_an_older_store_gets_another_identity_and_all_register_again() -> None:
     d = joined()
     d.apply(d.set("a"))
     copy = dict(d.durable)
-    second = replace(told(d, 1))
-    last = replace(told(d, d.accepted(d.set("a", b"new"), KvRevision).revision))
+    second = replace(seen(d, 1))
+    last = replace(seen(d, d.accepted(d.set("a", b"new"), KvRevision).revision))
     begin_with(d, copy)
     assert isinstance(attach(d, second, 1), Attached), "it was told nothing that is missing"
     session = d.sessions[1]
     assert refusal(attach(d, last)) is ErrorKind.NOT_REGISTERED
-    assert refusal(d.answer(replace(d.watch(), told=last))) is ErrorKind.NOT_REGISTERED
+    assert refusal(d.answer(replace(d.watch(), seen=last))) is ErrorKind.NOT_REGISTERED
     answer = register(d, last)
     assert d.ends(session) == [ErrorKind.NOT_REGISTERED]
     assert isinstance(answer, Registered)
@@ -98,16 +98,16 @@ def test_an_older_store_gets_another_identity_and_all_register_again() -> None:
     assert isinstance(again, Registered)
     assert again.store == answer.store, "once is enough"
     # What it was told by this server it cannot have lost.
-    assert isinstance(attach(d, told(d, 1 << 40)), Attached)
+    assert isinstance(attach(d, seen(d, 1 << 40)), Attached)
     d.restart()
-    assert told(d).store == answer.store
+    assert seen(d).store == answer.store
 
 
 def test_an_epoch_that_is_missing_shows_an_older_store() -> None:
     d = joined()
     copy = dict(d.durable)
     d.lose(1)
-    last = told(d)
+    last = seen(d)
     begin_with(d, copy)
     assert refusal(attach(d, last)) is ErrorKind.NOT_REGISTERED
     answer = register(d, last)
@@ -117,7 +117,7 @@ def test_an_epoch_that_is_missing_shows_an_older_store() -> None:
 
 def test_the_store_of_another_cluster_has_no_place_for_the_client() -> None:
     mine, theirs = joined(3), joined(3)
-    last = replace(told(mine), store=12345, cluster_incarnation=678)
+    last = replace(seen(mine), store=12345, cluster_incarnation=678)
     theirs.restart()
     assert refusal(attach(theirs, last)) is ErrorKind.NOT_REGISTERED
     for index in (0, 2):
@@ -133,7 +133,7 @@ def test_the_store_of_another_cluster_has_no_place_for_the_client() -> None:
 def test_a_place_that_another_process_has_in_an_older_store_is_told_as_such() -> None:
     d = joined()
     copy = dict(d.durable)
-    last = replace(told(d), epoch=90)
+    last = replace(seen(d), epoch=90)
     begin_with(d, copy)
     answer = register(d, last, 0, caller=d.caller(0, 77))
     assert isinstance(answer, CoreError)

@@ -240,7 +240,7 @@ class _Cluster:
         # The ranks that are furthest behind hold up the others: of several calls the first one counts.
         first = min(last.sequence for _, last, _ in waiting.values())
         yield
-        at_it = {rank: told for rank, told in waiting.items() if told[1].sequence == first}
+        at_it = {rank: wait for rank, wait in waiting.items() if wait[1].sequence == first}
         group, call, _ = next(iter(at_it.values()))
         ranks = tuple(group.ranks) or (self.ranks if group.size == len(self.ranks) else tuple(by_rank))
         yield
@@ -278,8 +278,8 @@ class _Cluster:
             found.append(self._suspect(task, group_id))
             if len(found) % (STRIDE // 4) == 0:  # each takes longer
                 yield
-        told = since if seen is None else seen
-        return Wait(kind, what, group, sequence, call, since, told, tuple(sorted(present)), tuple(found))
+        said_at = since if seen is None else seen
+        return Wait(kind, what, group, sequence, call, since, said_at, tuple(sorted(present)), tuple(found))
 
     def _suspect(self, task: Task, group_id: int) -> Suspect:
         member = self.members.get(task)

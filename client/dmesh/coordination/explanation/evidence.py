@@ -80,8 +80,8 @@ def progress(one: Suspect) -> list[Evidence]:
     """Return how long ago a member made progress."""
     if one.said is None or one.idle is None:
         return [] if one.state == "vacant" else [Evidence("last progress", "it has reported none")]
-    told = f"{seconds_text(one.idle)} ago (reported {seconds_text(one.said)} ago)"
-    return [Evidence("last progress", told + (f", in {one.operation}" if one.operation else ""))]
+    shown = f"{seconds_text(one.idle)} ago (reported {seconds_text(one.said)} ago)"
+    return [Evidence("last progress", shown + (f", in {one.operation}" if one.operation else ""))]
 
 
 def also(explanation: Explanation, main: Wait) -> list[Evidence]:

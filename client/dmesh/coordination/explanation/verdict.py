@@ -316,13 +316,13 @@ def _slow(picture: Picture) -> Steps[Verdict | None]:
         if task in present:
             for group in said.report.groups:
                 streams[group.id, group.generation].append((task, group))
-    for told in sorted(streams.values(), key=lambda told: -len(told)):
+    for stream in sorted(streams.values(), key=lambda stream: -len(stream)):
         yield
-        found = slowest([(number, group) for number, (_, group) in enumerate(told)])
-        if found is None or len(told) < told[0][1].size:
+        found = slowest([(number, group) for number, (_, group) in enumerate(stream)])
+        if found is None or len(stream) < stream[0][1].size:
             continue
         number, least, others = found
-        task, group = told[number]
+        task, group = stream[number]
         member, report = present[task], picture.reports[task].report
         culprit = Suspect(
             task.index, str(task), member.process.host, member.process.pid, "connected", "", group.last.call,

@@ -199,8 +199,8 @@ def _checked_hosts(hosts: object) -> dict[str, int]:
     return dict(hosts)
 
 
-def own_host(meeting: str) -> str:
-    """Returns the address of this machine in the network in which `meeting`, HOST:PORT, is.
+def own_host(rendezvous: str) -> str:
+    """Returns the address of this machine in the network in which `rendezvous`, HOST:PORT, is.
 
     Raises:
         ResolverError: There is no way there.
@@ -209,7 +209,7 @@ def own_host(meeting: str) -> str:
     chosen = variables.text("DMESH_BIND_HOST")
     if chosen is not None and chosen.strip("[]") not in WILDCARD_HOSTS:
         return chosen.strip("[]")
-    host, port = split_address(meeting, "the address at which all meet")
+    host, port = split_address(rendezvous, "the address at which all meet")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -217,7 +217,7 @@ def own_host(meeting: str) -> str:
             own = str(probe.getsockname()[0])
     except OSError as error:
         raise ResolverError(
-            f"all are to meet at {meeting}, to which this host finds no way: {error.strerror or error}. "
+            f"all are to meet at {rendezvous}, to which this host finds no way: {error.strerror or error}. "
             "Correct the address, or set DMESH_BIND_HOST to this host's own"
         ) from error
     # All meet on this very host then, and the others know it by that name, not by its loopback's address.

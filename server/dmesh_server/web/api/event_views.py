@@ -12,7 +12,7 @@ from dmesh_server.core.log_events import (
     BarrierEnded,
     ClusterEnded,
     ClusterFormed,
-    LivenessTold,
+    LivenessReported,
     MemberDeparted,
     MemberJoined,
 )
@@ -151,7 +151,7 @@ def _describe(event: Event) -> tuple[str, Details]:
             return f"{messages.name(member)} {how}", _member(event) | {"epoch": epoch}
         case MemberDeparted(_, member, epoch):
             return f"{messages.name(member)} {messages.fate_of(member)}", _member(event) | {"epoch": epoch}
-        case LivenessTold(_, member):
+        case LivenessReported(_, member):
             state = messages.state_of(member).removeprefix(", ")
             live = member.liveness is Liveness.LIVE
             return f"{messages.name(member)} {'gets on again' if live else f'is {state}'}", _member(event)
@@ -174,7 +174,7 @@ def _describe(event: Event) -> tuple[str, Details]:
             return f"{kind.replace('_', ' ')}{f': {reason}' if reason else ''}", {"reason": reason}
 
 
-def _member(event: MemberJoined | MemberDeparted | LivenessTold) -> Details:
+def _member(event: MemberJoined | MemberDeparted | LivenessReported) -> Details:
     member, details = event.member, Details()
     details |= {
         "host": member.process.host,

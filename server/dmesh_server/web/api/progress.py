@@ -133,18 +133,20 @@ async def _page(runtime: Runtime, pacer: Pacer, asked: _Asked) -> tuple[bytes, f
         for loop in loops:
             found[loop.name, loop.total].append(_Said(said.task, loop, said.received_at))
     now = runtime.now()
-    ordered = sorted(found.values(), key=lambda told: (all(one.loop.over for one in told), -len(told)))
+    ordered = sorted(
+        found.values(), key=lambda entries: (all(one.loop.over for one in entries), -len(entries))
+    )
     views = list[LoopView]()
-    for told in ordered[:_MOST_LOOPS]:
-        views.append(_view(told, now, asked.members))
+    for entries in ordered[:_MOST_LOOPS]:
+        views.append(_view(entries, now, asked.members))
         await steps.pause()
     page = ProgressPage(cluster=asked.cluster, reported=reported, loops=views)
     return encode(page), freshness(read)
 
 
-def _view(told: list[_Said], now: float, members: int) -> LoopView:
-    behind = sorted(told, key=lambda one: one.loop.done)
-    first, running = told[0].loop, [one for one in told if not one.loop.over]
+def _view(entries: list[_Said], now: float, members: int) -> LoopView:
+    behind = sorted(entries, key=lambda one: one.loop.done)
+    first, running = entries[0].loop, [one for one in entries if not one.loop.over]
     rates = [one.loop.rate for one in running if one.loop.rate > 0]
     left = [
         max(0.0, (first.total - one.loop.done) / one.loop.rate - (now - one.at))
@@ -155,7 +157,7 @@ def _view(told: list[_Said], now: float, members: int) -> LoopView:
         name=first.name,
         unit=first.unit,
         total=first.total,
-        ranks=len(told),
+        ranks=len(entries),
         least=behind[0].loop.done,
         most=behind[-1].loop.done,
         rate=round(min(rates, default=0.0), 3),

@@ -196,7 +196,7 @@ class _Announced:
 async def _announced(runtime: Runtime, pacer: Pacer, cluster: str) -> tuple[_Announced, float]:
     """Put the meshes together, and say for how long that is good."""
     steps, reported, members = Steps(pacer), 0, 0
-    told = list[meshes.Announcement]()
+    announcements = list[meshes.Announcement]()
     jobs = runtime.views.summary(cluster).jobs
     machines = {
         task: (host.name, host.boot_id) for host in runtime.views.hosts(cluster) for task in host.tasks
@@ -210,7 +210,7 @@ async def _announced(runtime: Runtime, pacer: Pacer, cluster: str) -> tuple[_Ann
             continue
         reported += 1
         found = dict.fromkeys(meshes_of(message))
-        told.extend(meshes.Announcement(said.task, holder.present, mesh) for mesh in found)
+        announcements.extend(meshes.Announcement(said.task, holder.present, mesh) for mesh in found)
         members += holder.present and bool(found)
         here = machines.get(said.task)
         if here is not None:
@@ -221,7 +221,7 @@ async def _announced(runtime: Runtime, pacer: Pacer, cluster: str) -> tuple[_Ann
                     measured.setdefault((min(here, there), max(here, there)), []).append(link)
     slots = {job.name: len(job.addresses) for job in jobs}
     views, room = list[MeshView](), _MOST_PLACED
-    for one in (await steps.through(meshes.gather(told)))[:_MOST_MESHES]:
+    for one in (await steps.through(meshes.gather(announcements)))[:_MOST_MESHES]:
         await steps.pause()
         shown = one.mesh.size <= room
         room -= one.mesh.size if shown else 0

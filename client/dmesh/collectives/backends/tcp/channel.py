@@ -92,7 +92,7 @@ class Send:
 
 
 @dataclass(slots=True, eq=False)
-class Account:
+class ReceiveBudget:
     """Bytes charged to one process of a peer for its buffered frames."""
 
     peer: int
@@ -105,7 +105,7 @@ class Account:
 class BufferedFrame:
     """A complete frame that no receive has taken yet."""
 
-    account: Account
+    budget: ReceiveBudget
     cost: int
     frame: Frame
     payload: bytearray
@@ -292,7 +292,7 @@ class Channel:
 
     def match(self, buffered: BufferedFrame, deferred: Deferred) -> None:
         """Take a complete, charged frame: match it, or buffer it until its send or receive is posted."""
-        frame, peer, refund = buffered.frame, buffered.account.peer, self._owner.refund
+        frame, peer, refund = buffered.frame, buffered.budget.peer, self._owner.refund
         at, ready = (peer, frame.step), frame.kind is Kind.READY
         if not self.signature_fits(peer, frame, deferred):
             refund(buffered, deferred)
@@ -414,7 +414,7 @@ class Channels(ABC):
         self._early: dict[tuple[int, int], dict[int, list[BufferedFrame]]] = {}
         self.arrivals = Bell()
         """Rings when a frame waits for its channel."""
-        self._accounts: dict[int, Account] = {}
+        self._budgets: dict[int, ReceiveBudget] = {}
         self._closed: dict[int, ClosedSequences] = {}
         self._over: BaseException | None = None
 
@@ -523,12 +523,12 @@ class Channels(ABC):
 
     def refund(self, buffered: BufferedFrame, deferred: Deferred) -> None:
         """Return a buffered frame's charge; with the lock held."""
-        account = buffered.account
-        account.charged -= buffered.cost
+        budget = buffered.budget
+        budget.charged -= buffered.cost
         # A former process of the peer has another account, and nothing waits on its behalf.
-        if account.refused and self._accounts.get(account.peer) is account:
-            account.refused = False
-            deferred.append(lambda: self.sender.resume(account.peer))
+        if budget.refused and self._budgets.get(budget.peer) is budget:
+            budget.refused = False
+            deferred.append(lambda: self.sender.resume(budget.peer))
 
     def _drop(self, stale: Callable[[tuple[int, int, int], int], bool], deferred: Deferred) -> None:
         """Drop the frames whose channels will never open, by channel and peer; with the lock held."""
@@ -537,7 +537,7 @@ class Channels(ABC):
         for key, by_sequence in everything:
             for sequence, frames in by_sequence.items():
                 for buffered in frames:
-                    if stale((*key, sequence), buffered.account.peer):
+                    if stale((*key, sequence), buffered.budget.peer):
                         self.refund(buffered, deferred)
                     else:
                         self.keep_early(buffered)

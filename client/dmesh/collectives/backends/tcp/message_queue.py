@@ -10,7 +10,6 @@ from typing import Final, Protocol
 
 from dmesh._log import logger
 from dmesh.collectives.backends.tcp.channel import (
-    Account,
     BufferedFrame,
     Channel,
     Channels,
@@ -18,6 +17,7 @@ from dmesh.collectives.backends.tcp.channel import (
     FrameSender,
     Peer,
     Receive,
+    ReceiveBudget,
     run,
 )
 from dmesh.collectives.backends.tcp.frames import (
@@ -123,7 +123,7 @@ class MessageQueue(Channels):
             self.generation = generation
             for rank in replaced:
                 self.departures.pop(rank, None)
-                self._accounts.pop(rank, None)
+                self._budgets.pop(rank, None)
             over = CollectiveError(f"generation {generation} of the collectives has begun meanwhile")
             for channel in self._channels.values():
                 channel.fail_locked(over)
@@ -139,9 +139,9 @@ class MessageQueue(Channels):
                 return
             self.departures[peer] = "it said goodbye" if reason is None else reason
         if reason is None:
-            self._tell(lambda listener: listener.on_peer_left(peer))
+            self._notify(lambda listener: listener.on_peer_left(peer))
         else:
-            self._tell(lambda listener: listener.on_peer_lost(peer, reason))
+            self._notify(lambda listener: listener.on_peer_lost(peer, reason))
 
     def shut(self, error: BaseException) -> None:
         """Fail all channels, open now or later, and report no more departures."""
@@ -155,7 +155,7 @@ class MessageQueue(Channels):
     def report_mismatch(self, channel: Channel, peer: int, signature: bytes) -> None:
         """Report a peer's other signature to the listener, and fail the channel. Without the lock."""
         group, sequence, generation = channel.group, channel.sequence, channel.generation
-        self._tell(lambda listener: listener.on_mismatch(group, sequence, peer, signature, generation))
+        self._notify(lambda listener: listener.on_mismatch(group, sequence, peer, signature, generation))
         # The listener knows more and has failed the channel; if it has not, it must not wait forever.
         channel.fail(
             CollectiveMismatchError(
@@ -171,7 +171,7 @@ class MessageQueue(Channels):
         """
         if frame.kind is Kind.CONTROL:
             message = bytearray(frame.length)
-            arrived = lambda: self._tell(lambda listener: listener.on_control(peer, bytes(message)))  # noqa: E731
+            arrived = lambda: self._notify(lambda listener: listener.on_control(peer, bytes(message)))  # noqa: E731
             return Destination(frame.length, memoryview(message), arrived)
         deferred: Deferred = []
         with self.lock:
@@ -191,14 +191,14 @@ class MessageQueue(Channels):
             found = self._data_destination(channel, peer, frame, deferred)
         if found is not None:
             return found
-        account = self._accounts.setdefault(peer, Account(peer))
+        budget = self._budgets.setdefault(peer, ReceiveBudget(peer))
         cost = frame.payload_length + len(frame.signature) + FRAME_OVERHEAD
         # An empty account takes any frame: one that is larger than the budget would otherwise wait forever.
-        if account.charged and account.charged + cost > self._unexpected_limit:
-            account.refused = True
+        if budget.charged and budget.charged + cost > self._unexpected_limit:
+            budget.refused = True
             return None
-        account.charged += cost
-        buffered = BufferedFrame(account, cost, frame, bytearray(frame.payload_length))
+        budget.charged += cost
+        buffered = BufferedFrame(budget, cost, frame, bytearray(frame.payload_length))
         memory = memoryview(buffered.payload)
         return Destination(len(memory), memory, lambda: self._deliver(buffered))
 
@@ -270,10 +270,10 @@ class MessageQueue(Channels):
     def buffered_bytes(self, peer: int) -> int:
         """Return the bytes charged to a peer's budget."""
         with self.lock:
-            account = self._accounts.get(peer)
-            return 0 if account is None else account.charged
+            budget = self._budgets.get(peer)
+            return 0 if budget is None else budget.charged
 
-    def _tell(self, event: Callable[[TransportListener], None]) -> None:
+    def _notify(self, event: Callable[[TransportListener], None]) -> None:
         """Call the listener; an exception of its own must not end the transport's thread."""
         if self._listener is not None:
             try:
