@@ -117,24 +117,12 @@ def compare(name, cases, world, policy="forbid", sign=False):
 
 
 GATHERS = {
-    *(("", name) for name in ("sort", "argsort", "take_along_axis", "where")),
-    *(("linalg", name) for name in ("cholesky", "det", "diagonal", "eigvalsh", "inv", "matrix_power", "matrix_rank", "pinv", "slogdet", "solve",
-                                    "svdvals", "trace")),
+    ("", "take_along_axis"), ("", "where"),
+    *(("linalg", name) for name in ("eigh", "eigvalsh", "matrix_norm", "matrix_rank", "pinv", "qr", "svd", "svdvals")),
     *(("fft", name) for name in standard.FUNCTIONS["fft"] if "shift" not in name and "freq" not in name),
 }  # fmt: skip
-"""Functions that need whole rows, columns or matrices on one device, or whose three operands are cut differently,
-so that the policy must allow it."""
-LATER = {
-    **dict.fromkeys((("", f"unique_{what}") for what in ("all", "counts", "inverse", "values")), "unique needs a distributed sort"),
-    ("linalg", "matrix_norm"): "norms of singular values are not built",
-    ("linalg", "matrix_power"): "powers of inverses are not built",
-    ("linalg", "solve"): "stacks of different lengths are not built",
-}  # fmt: skip
-"""Functions that are not built, or not for all arguments, and why."""
-NAMES = [
-    pytest.param(name, marks=[pytest.mark.xfail(reason=LATER[name], raises=dmesh.errors.UnshardableError)] if name in LATER else [])
-    for name in standard.CASES
-]  # fmt: skip
+"""Functions that need whole rows, columns or matrices on one device for some arrays, or whose operands may be cut
+differently: the policy must allow it."""
 
 
 def results(name, world, data, count):
@@ -142,7 +130,7 @@ def results(name, world, data, count):
     compare(name, cases, world, "allow" if name in GATHERS else "forbid")
 
 
-@pytest.mark.parametrize("name", NAMES, ids=ids)
+@pytest.mark.parametrize("name", standard.CASES, ids=ids)
 @settings(max_examples=2, phases=(Phase.generate,))
 @given(data=st.data())
 def test_some_results(name, data):
@@ -151,7 +139,7 @@ def test_some_results(name, data):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("name", NAMES, ids=ids)
+@pytest.mark.parametrize("name", standard.CASES, ids=ids)
 @settings(max_examples=8, phases=(Phase.generate,))
 @given(data=st.data())
 def test_results(name, world, data):
