@@ -7,7 +7,9 @@ What is compared with is array-api-strict. Arrays are sharded: their first dimen
 import inspect
 import itertools
 import math
+import re
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,6 +45,23 @@ def on(world, program, policy="forbid"):
     for other in found[1:]:
         standard.assert_same(other, found[0], "one client's result, and another one's")
     return found[0]
+
+
+def test_the_page_has_the_numbers_of_tests():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "arrays.md").read_text()
+    rows = {
+        match[1]: (int(match[2]), int(match[3]))
+        for match in re.finditer(r"^\| ([\w ,]+) \| (\d+) \| (\d+) \|$", page, re.M)
+    }
+    operators = {**standard.OPERATORS, **standard.IN_PLACE, **standard.REFLECTED}
+    assert rows == {
+        "functions, by name": (len(standard.NAMES), 0), "functions, by signature": (len(standard.NAMES), 0),
+        "methods and attributes of arrays": (len(standard.METHODS + standard.ATTRIBUTES), 0),
+        "constants and dtypes": (len(standard.CONSTANTS + standard.DTYPES), 0),
+        "results of functions, for random arguments": (len(standard.CASES), 0),
+        "special values, and pairs of them": (len(SPECIAL), sum(bool(one.marks) for one in SPECIAL)),
+        "dtypes of results": (len(standard.BINARY), 0), "operators": (len(operators), 0), "indices, read and written": (len(INDICES), 0),
+    }  # fmt: skip
 
 
 def test_every_function_has_cases():
