@@ -8,10 +8,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import array_api_strict as strict
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
+strict: Any = pytest.importorskip("array_api_strict")
+xp: Any = pytest.importorskip("dmesh.array_api", exc_type=ImportError)  # of NumPy's oldest versions
 strict.set_array_api_strict_flags(api_version="2024.12")
 VERSION = "2024.12"
 

@@ -109,6 +109,19 @@ def test_a_dimension_of_several(data):
     run(world, in_turn, cases)
 
 
+@FEW
+@given(data=st.data())
+def test_distinct_rows(data):
+    world = data.draw(st.sampled_from(WORLDS))
+    shape = [data.draw(st.sampled_from([1, 2, 3, 5, 9])) for _ in range(data.draw(st.integers(2, 3)))]
+    axis = data.draw(st.integers(-len(shape), len(shape) - 1))
+    made = data.draw(arrays(world, shape, ("int32", "float64", "bool", "complex128")))
+    run(world, in_turn, [
+        ("values", lambda a: np.unique(a, axis=axis), [made]),
+        ("all", lambda a: np.unique(a, True, True, True, axis), [made]),
+    ])  # fmt: skip
+
+
 @pytest.mark.parametrize("kind", ["random", "equal", "sorted", "reversed", "few", "nan"])
 def test_blocks_stay_as_the_layout_says_and_nothing_is_gathered(kind):
     rng = np.random.default_rng(3)
@@ -191,8 +204,27 @@ def test_masks_and_lists_take_arrays(data):
 
     run(world, in_turn, [
         ("mask", by_mask, [made, mask, values]), ("plain mask", by_plain_mask, [made, values]),
-        ("lists", by_lists, [made, listed]),
+        ("lists", by_lists, [made, listed]), ("number", lambda a: by_mask(a, tuple(places), 7), [made]),
+        ("nonzero", lambda a, m: by_mask(a, np.nonzero(m), 7), [made, mask]),
+        ("apart", lambda a: by_mask(a, (*places[:-1], slice(None, None, -2)), 7), [made]),
+        ("ends", lambda a: by_mask(a, (places[0], ..., places[-1]) if a.ndim > 1 else places[0], 7), [made]),
     ])  # fmt: skip
+
+
+def test_a_number_is_written_by_lists_where_the_elements_are():
+    def program(mesh):
+        x = dmesh.zeros((5, 6), layout=Layout(["x", "y"], mesh))
+        rows, columns = np.array([0, 4, 4, 2]), np.array([5, 0, 0, 3])
+        with dmesh.debug.bytes_moved() as moved:
+            x[rows, columns] = 7
+        assert not moved.total
+        expected = np.zeros((5, 6))
+        expected[rows, columns] = 7
+        assert_same(x.full(), expected)
+        with pytest.raises(ValueError, match="could not be broadcast"):
+            x[rows, columns] = dmesh.zeros((4, 1), layout=Layout.replicated(mesh, 2))
+
+    run(World(2, 2, (2, 2)), program)
 
 
 def test_a_mask_and_values_of_another_count_are_refused():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -140,8 +139,3 @@ def free_axes(spec: Spec, dims: Iterable[int]) -> Spec:
         if free:
             axes[max(free, key=lambda at: (spec.shape[at], -at))] = axis
     return spec.complete().replace(axes=axes)
-
-
-def product_of(options: Sequence[Sequence[Any]]) -> Iterable[tuple[Any, ...]]:
-    """Return all combinations of options."""
-    return itertools.product(*options)

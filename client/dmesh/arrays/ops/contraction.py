@@ -7,13 +7,14 @@ the result included.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from dmesh.arrays.dispatch.operands import check_operand, grid_among, product_of
+from dmesh.arrays.dispatch.operands import check_operand, grid_among
 from dmesh.arrays.dispatch.protocol import GENERALIZED
 from dmesh.arrays.dispatch.registry import implements
 from dmesh.arrays.dispatch.ufunc import astype, elementwise, run_local, store
@@ -64,7 +65,7 @@ def assign(
             moved += cost(result, result.complete())
         return (1 << 61 if forbidden else 0) + moved, result.largest
 
-    choices: list[tuple[Any, ...]] = list(product_of(options))
+    choices: list[tuple[Any, ...]] = list(itertools.product(*options))
     best: tuple[Any, ...] = min(choices, key=price)
     return tuple(enumerate(best))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from dmesh.arrays.dispatch.ufunc import astype, elementwise, run_local
 from dmesh.arrays.dtensor import DTensor, move
 from dmesh.arrays.indexing import compress, read_whole
 from dmesh.arrays.ops.joining import concatenate
-from dmesh.arrays.ops.mappings import Pick, pick, reshape
+from dmesh.arrays.ops.mappings import Pick, moved_dims, pick, reshape
 from dmesh.arrays.ops.selection import flatnonzero, local_elementwise, where_
 from dmesh.arrays.ops.sorting import positions, sort_together
 from dmesh.arrays.spec import WHOLE, spec_of
@@ -74,20 +75,49 @@ def _distinct(
     return compress(keys, first), where, which, number
 
 
+def _as_rows(x: DTensor) -> DTensor:
+    """Return the rows of a matrix as elements of as many fields, which are compared one after the other."""
+    table = reshape(x, (x.shape[0], math.prod(x.shape[1:])))
+    spec = table.spec.complete()
+    axis = next((axis for axis in spec.axes if axis != WHOLE), WHOLE)
+    whole = spec.replace(axes=(axis, WHOLE))
+    fields = np.dtype([(f"f{at}", x.dtype) for at in range(table.shape[1])])
+    target = spec_of(spec.grid, table.shape[:1], fields, (axis,))
+    if not fields.itemsize:
+        raise ValueError(f"np.unique: rows of shape {x.shape[1:]} have no elements to compare")
+
+    def joined(block: Any) -> Any:
+        return np.ascontiguousarray(block).view(fields).reshape(len(block))
+
+    return run_local("unique", joined, [table], [whole], (target,))[0]
+
+
+def _as_columns(rows: DTensor, dtype: np.dtype[Any]) -> DTensor:
+    spec = rows.spec
+    target = spec_of(spec.grid, (rows.size, len(spec.dtype.names or ())), dtype, (spec.axes[0], WHOLE))
+    shape = (-1, len(spec.dtype.names or ()))
+    return run_local(
+        "unique", lambda b: np.ascontiguousarray(b).view(dtype).reshape(shape), [rows], [spec], (target,)
+    )[0]
+
+
 @implements(np.unique)
 def unique(
     ar: Any, return_index: bool = False, return_inverse: bool = False, return_counts: bool = False,
     axis: Any = None, *, equal_nan: bool = True, sorted: bool = True,
 ) -> Any:  # fmt: skip
-    """Return the distinct elements in ascending order, cut along the array's mesh dimension."""
+    """Return the distinct elements, or rows along an axis, in ascending order, cut along a mesh dimension."""
     del sorted
-    if axis is not None and (normalized_axes(axis, ar.ndim), ar.ndim) != ((0,), 1):
-        raise UnshardableError(
-            "axis= of np.unique is not built for sharded arrays: it compares whole rows, or columns"
-        )
-    found = _distinct(ar, equal_nan, return_index, return_inverse, return_counts)
-    wanted = (True, return_index, return_inverse, return_counts)
-    results = tuple(one for one, asked in zip(found, wanted, strict=True) if asked)
+    asked = (return_index, return_inverse, return_counts)
+    if axis is None or ar.ndim == 1:
+        found = _distinct(ar, equal_nan, *asked)
+    else:
+        (dim,) = normalized_axes(axis, ar.ndim)
+        front = moved_dims(ar, [dim, *(d for d in range(ar.ndim) if d != dim)])
+        rows, *rest = _distinct(_as_rows(front), equal_nan, *asked)
+        lines = reshape(_as_columns(rows, ar.dtype), (rows.size, *front.shape[1:]))
+        found = (moved_dims(lines, [*range(1, dim + 1), 0, *range(dim + 1, ar.ndim)]), *rest)
+    results = tuple(one for one, wanted in zip(found, (True, *asked), strict=True) if wanted)
     return results if len(results) > 1 else results[0]
 
 
