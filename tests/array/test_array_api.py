@@ -7,20 +7,21 @@ What is compared with is array-api-strict. Arrays are sharded: their first dimen
 import inspect
 import itertools
 import math
+import operator
+import re
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tests.array import standard
-from tests.array.standard import Array, Call, strict
+from tests.array.standard import Array, Call, strict, xp
 from tests.array.worlds import World, run
 
 import dmesh
-import dmesh.array_api as xp
 
-pytestmark = pytest.mark.skipif(np.__version__ < "2.3", reason="NumPy has the standard's functions since 2.3")
 WORLDS = {"4 devices": World(1, 4, (4,)), "2 clients": World(2, 2, (4,))}
 
 
@@ -43,6 +44,23 @@ def on(world, program, policy="forbid"):
     for other in found[1:]:
         standard.assert_same(other, found[0], "one client's result, and another one's")
     return found[0]
+
+
+def test_the_page_has_the_numbers_of_tests():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "arrays.md").read_text()
+    rows = {
+        match[1]: (int(match[2]), int(match[3]))
+        for match in re.finditer(r"^\| ([\w ,]+) \| (\d+) \| (\d+) \|$", page, re.M)
+    }
+    operators = {**standard.OPERATORS, **standard.IN_PLACE, **standard.REFLECTED}
+    assert rows == {
+        "functions, by name": (len(standard.NAMES), 0), "functions, by signature": (len(standard.NAMES), 0),
+        "methods and attributes of arrays": (len(standard.METHODS + standard.ATTRIBUTES), 0),
+        "methods, by signature": (len(standard.METHODS) - 1, 0), "constants and dtypes": (len(standard.CONSTANTS + standard.DTYPES), 0),
+        "results of functions, for random arguments": (len(standard.CASES), 0),
+        "special values, and pairs of them": (len(SPECIAL), sum(bool(one.marks) for one in SPECIAL)),
+        "dtypes of results": (len(standard.BINARY), 0), "operators": (len(operators), 0), "indices, read and written": (len(INDICES), 0),
+    }  # fmt: skip
 
 
 def test_every_function_has_cases():
@@ -101,6 +119,18 @@ def test_signatures(name):
                 assert (found[p.name].default is p.empty) == (p.default is p.empty), p
 
 
+@pytest.mark.parametrize("name", [name for name in standard.METHODS if name != "__array_namespace__"])
+def test_signatures_of_methods(name):
+    def arguments(kind):
+        return [p for p in inspect.signature(getattr(kind, name)).parameters.values() if p.name != "self"]
+
+    expected, found = arguments(type(strict.ones(1))), arguments(dmesh.DTensor)
+    assert sum(p.default is p.empty for p in found) == sum(p.default is p.empty for p in expected)
+    assert {p.name for p in expected if p.default is not p.empty} <= {
+        p.name for p in found if p.default is not p.empty
+    }
+
+
 def compare(name, cases, world, policy="forbid", sign=False):
     expected = []
     for case in cases:
@@ -117,24 +147,12 @@ def compare(name, cases, world, policy="forbid", sign=False):
 
 
 GATHERS = {
-    *(("", name) for name in ("sort", "argsort", "take_along_axis", "where")),
-    *(("linalg", name) for name in ("cholesky", "det", "diagonal", "eigvalsh", "inv", "matrix_power", "matrix_rank", "pinv", "slogdet", "solve",
-                                    "svdvals", "trace")),
+    ("", "take_along_axis"), ("", "where"),
+    *(("linalg", name) for name in ("eigh", "eigvalsh", "matrix_norm", "matrix_rank", "pinv", "qr", "svd", "svdvals")),
     *(("fft", name) for name in standard.FUNCTIONS["fft"] if "shift" not in name and "freq" not in name),
 }  # fmt: skip
-"""Functions that need whole rows, columns or matrices on one device, or whose three operands are cut differently,
-so that the policy must allow it."""
-LATER = {
-    **dict.fromkeys((("", f"unique_{what}") for what in ("all", "counts", "inverse", "values")), "unique needs a distributed sort"),
-    ("linalg", "matrix_norm"): "norms of singular values are not built",
-    ("linalg", "matrix_power"): "powers of inverses are not built",
-    ("linalg", "solve"): "stacks of different lengths are not built",
-}  # fmt: skip
-"""Functions that are not built, or not for all arguments, and why."""
-NAMES = [
-    pytest.param(name, marks=[pytest.mark.xfail(reason=LATER[name], raises=dmesh.errors.UnshardableError)] if name in LATER else [])
-    for name in standard.CASES
-]  # fmt: skip
+"""Functions that need whole rows, columns or matrices on one device for some arrays, or whose operands may be cut
+differently: the policy must allow it."""
 
 
 def results(name, world, data, count):
@@ -142,7 +160,7 @@ def results(name, world, data, count):
     compare(name, cases, world, "allow" if name in GATHERS else "forbid")
 
 
-@pytest.mark.parametrize("name", NAMES, ids=ids)
+@pytest.mark.parametrize("name", standard.CASES, ids=ids)
 @settings(max_examples=2, phases=(Phase.generate,))
 @given(data=st.data())
 def test_some_results(name, data):
@@ -151,7 +169,7 @@ def test_some_results(name, data):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("name", NAMES, ids=ids)
+@pytest.mark.parametrize("name", standard.CASES, ids=ids)
 @settings(max_examples=8, phases=(Phase.generate,))
 @given(data=st.data())
 def test_results(name, world, data):
@@ -280,6 +298,114 @@ def test_operators(name, world):
 
     for case, mine, theirs in zip(cases, on(world, lambda: apply(xp)), apply(strict), strict=True):
         standard.assert_same(mine, theirs, f"{name}{case}")
+
+
+@BOTH
+def test_nan_and_nothing_in_reductions(world):
+    """NaN on one device is NaN in the result; the reduction of nothing is what NumPy has."""
+    names = ("sum", "prod", "mean", "std", "var", "any", "all", "count_nonzero", "max", "min", "argmax", "argmin",
+             "cumulative_sum", "cumulative_prod", "sort", "argsort")  # fmt: skip
+    lists = (
+        [1.0, math.nan, 2.0, 3.0, -1.0],
+        [math.nan, 1.0, 2.0, 3.0, 0.0],
+        [1.0, 2.0, 3.0, 0.0, math.nan],
+        [math.inf, -math.inf, 1.0, 2.0],
+    )
+    empty = [(name, np.zeros(shape)) for name in names[:8] for shape in (0, (0, 3), (3, 0))]
+    cases = [(name, np.array(values)) for name in names for values in lists] + empty
+
+    def program():
+        with pytest.raises(ValueError, match="zero-size"):
+            xp.max(xp.zeros(0))
+        return [getattr(xp, name)(xp.asarray(values)).full() for name, values in cases]
+
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        for (name, values), mine in zip(cases, on(world, program), strict=True):
+            theirs = getattr(np, name)(values, **({"stable": True} if "sort" in name else {}))
+            standard.assert_same(mine, np.asarray(theirs), f"{name}({values})")
+
+
+@settings(max_examples=100)
+@given(data=st.data())
+def test_ranges_have_numpys_bits(data):
+    start, stop, step = (
+        data.draw(st.one_of(st.integers(-9, 9), st.floats(-9, 9, allow_subnormal=False))) for _ in range(3)
+    )
+    step = step if abs(step) > 0.01 else 0.1
+    dtype = data.draw(st.sampled_from([None, "float32", "float64"]))
+    n, endpoint = data.draw(st.integers(0, 9)), data.draw(st.booleans())
+    mesh = dmesh.create_mesh([("x", 1)])
+    with dmesh.default_mesh(mesh):
+        mine = (
+            xp.arange(start, stop, step, dtype=dtype).full(),
+            xp.linspace(start, stop, n, endpoint=endpoint).full(),
+        )
+    theirs = np.arange(start, stop, step, dtype=dtype), np.linspace(start, stop, n, endpoint=endpoint)
+    assert [(x.dtype, x.shape, x.tobytes()) for x in mine] == [
+        (x.dtype, x.shape, x.tobytes()) for x in theirs
+    ]
+
+
+@pytest.mark.parametrize(
+    ("limits", "dtype"),
+    [
+        ((2**62, 2**62 + 5), "int64"),
+        ((2**64 - 4, 2**64 - 1), "uint64"),
+        ((-(2**63), 3 - 2**63), "int64"),
+        ((250, 255), "uint8"),
+        ((254, 256, 2), "uint8"),
+    ],
+)
+def test_ranges_at_the_limits_of_integers(limits, dtype):
+    with dmesh.default_mesh(dmesh.create_mesh([("x", 1)])):
+        found = xp.arange(*limits, dtype=getattr(xp, dtype)).full()
+    assert (found.dtype, found.tolist()) == (dtype, list(range(*limits)))
+
+
+@BOTH
+def test_results_have_names(world):
+    def program():
+        for matrix in (xp.eye(4), xp.ones((3, 2, 2))):
+            sign, logarithm = (found := xp.linalg.slogdet(matrix))
+            assert found.sign is sign and found.logabsdet is logarithm  # noqa: PT018
+        x = xp.asarray([[1, 2, 1], [2, 1, 3]])
+        assert xp.unique_all(x)._fields == ("values", "indices", "inverse_indices", "counts")
+        assert xp.unique_counts(x).counts.full().tolist() == [3, 2, 1]
+        assert xp.unique_inverse(x).inverse_indices.shape == x.shape
+
+    on(world, program)
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda x: x[5, ...], IndexError), (lambda x: xp.sum(x, axis=5), IndexError), (lambda x: xp.expand_dims(x, axis=5), IndexError),
+        (lambda x: xp.fft.fft(x, axis=5), IndexError), (lambda x: xp.squeeze(x, axis=0), ValueError), (lambda x: xp.broadcast_to(x, (2, 2)), ValueError),
+        (lambda x: xp.reshape(x, (7,)), ValueError), (lambda x: xp.reshape(x, (15,), copy=False), ValueError), (lambda x: bool(x), ValueError),
+        (lambda x: float(x[0, 0] * 1j), TypeError), (lambda x: operator.index(x[0, 0]), TypeError), (lambda x: xp.concat([x, xp.ones(3)]), ValueError),
+        (lambda x: xp.linalg.cross(x[:, :2], x[:, :2]), ValueError), (lambda x: xp.linalg.solve(x, x), ValueError), (lambda x: xp.meshgrid(x[0], indexing="ji"), ValueError),
+    ],
+)  # fmt: skip
+def test_errors(call, error):
+    def program():
+        with pytest.raises(error):
+            call(xp.ones((5, 3)))
+
+    on("4 devices", program)
+
+
+def test_an_array_without_dimensions():
+    def program():
+        x = xp.asarray(3.5)
+        assert x[()].full() == x[...].full() == 3.5
+        assert x[None].shape == (1,)
+        x[()] = 2.0
+        assert float(x) == 2
+        x[...] = 4
+        return float(x)
+
+    assert on("4 devices", program) == 4
 
 
 # The array --------------------------------------------------------------------------------------------------

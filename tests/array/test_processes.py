@@ -51,6 +51,27 @@ with dmesh.session() as me:
     print("all the same", flush=True)
 """
 
+ARRAY_API = """
+import dmesh
+import dmesh.array_api as xp
+
+def standardized(x):
+    xp = x.__array_namespace__()
+    return (x - xp.mean(x, axis=0)) / xp.std(x, axis=0)
+
+with dmesh.session():
+    x = xp.reshape(xp.linspace(0.0, 1.0, 12), (6, 2))
+    assert x.layout.sharding_specs == ["x", "unsharded"]
+    assert x.device.size == 2 * dmesh.num_clients()
+    assert abs(float(xp.sum(standardized(x) ** 2)) - 12) < 1e-9
+    assert xp.unique_values(xp.asarray([3, 1, 3, 2, 1])).full().tolist() == [1, 2, 3]
+    assert xp.sort(xp.arange(7) % 3, descending=True).full().tolist() == [2, 2, 1, 1, 0, 0, 0]
+    with dmesh.implicit_gather("allow"):
+        assert [float(row[0]) * 11 for row in x] == [0, 2, 4, 6, 8, 10]
+        assert abs(xp.fft.fft(xp.ones(5)).full()[0]) == 5
+    print("all the same", flush=True)
+"""
+
 FOR_EVER = """
 import numpy as np
 import dmesh
@@ -121,6 +142,13 @@ def test_operations_between_processes(clients, devices, native):
 
 def test_blocks_that_clients_have_in_common_are_copied_before_they_are_written_to():
     with run_clients(2, COMMON, environ={"DMESH_SHARED_MEMORY": "64"}) as started:
+        for client in started.values():
+            client.wait_for("all the same")
+            assert client.wait() == 0
+
+
+def test_the_array_api_between_processes():
+    with run_clients(2, ARRAY_API, environ={"DMESH_NUM_CPU_DEVICES": "2"}) as started:
         for client in started.values():
             client.wait_for("all the same")
             assert client.wait() == 0

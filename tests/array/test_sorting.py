@@ -204,8 +204,27 @@ def test_masks_and_lists_take_arrays(data):
 
     run(world, in_turn, [
         ("mask", by_mask, [made, mask, values]), ("plain mask", by_plain_mask, [made, values]),
-        ("lists", by_lists, [made, listed]),
+        ("lists", by_lists, [made, listed]), ("number", lambda a: by_mask(a, tuple(places), 7), [made]),
+        ("nonzero", lambda a, m: by_mask(a, np.nonzero(m), 7), [made, mask]),
+        ("apart", lambda a: by_mask(a, (*places[:-1], slice(None, None, -2)), 7), [made]),
+        ("ends", lambda a: by_mask(a, (places[0], ..., places[-1]) if a.ndim > 1 else places[0], 7), [made]),
     ])  # fmt: skip
+
+
+def test_a_number_is_written_by_lists_where_the_elements_are():
+    def program(mesh):
+        x = dmesh.zeros((5, 6), layout=Layout(["x", "y"], mesh))
+        rows, columns = np.array([0, 4, 4, 2]), np.array([5, 0, 0, 3])
+        with dmesh.debug.bytes_moved() as moved:
+            x[rows, columns] = 7
+        assert not moved.total
+        expected = np.zeros((5, 6))
+        expected[rows, columns] = 7
+        assert_same(x.full(), expected)
+        with pytest.raises(ValueError, match="could not be broadcast"):
+            x[rows, columns] = dmesh.zeros((4, 1), layout=Layout.replicated(mesh, 2))
+
+    run(World(2, 2, (2, 2)), program)
 
 
 def test_a_mask_and_values_of_another_count_are_refused():

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dmesh.arrays import ledger
 from dmesh.arrays.creation import from_blocks_of, scattered
@@ -16,6 +18,7 @@ from dmesh.arrays.dispatch.ufunc import astype, can_cast, run_local, store
 from dmesh.arrays.dtensor import DTensor, exchange, move
 from dmesh.arrays.indexing import Parsed, counts_of, getitem, parse, read_whole
 from dmesh.arrays.ops.mappings import Pick, moved_dims, put, reshape, take_along
+from dmesh.arrays.ops.selection import where_
 from dmesh.arrays.spec import spec_of
 from dmesh.arrays.transfer.mapping import Dim, Run, Side, plan_exchange, side
 from dmesh.errors import UnshardableError
@@ -144,33 +147,61 @@ def _set_advanced(x: DTensor, parsed: Parsed, value: Any) -> None:
         basic.insert(place, 1)
     full = (*basic[: advanced.at], *shape, *basic[advanced.at :])
     values = _as_values(x, value)
-    if values.ndim:
-        if np.broadcast_shapes(full, values.shape) != full and values.size != math.prod(full):
-            raise ValueError(
-                f"shape mismatch: value array of shape {values.shape} could not be broadcast to indexing "
-                f"result of shape {full}"
-            )
-        if values.ndim > len(full):
-            values = reshape(values, values.shape[values.ndim - len(full) :])
-        if values.shape != full:
-            values = _broadcast(values, full)
-        among = range(advanced.at, advanced.at + len(shape))
-        front = moved_dims(values, [*among, *(d for d in range(len(full)) if d not in among)])
-        values = reshape(front, (math.prod(shape), *lengths))
+    flats = [lists[d].reshape(-1) for d in dims]
+    if not values.ndim:
+        _set_points(x, dims, flats, [(d, parsed.picks[d]) for d in rest], values)
+        return
+    if values.ndim > len(full) and all(n == 1 for n in values.shape[: values.ndim - len(full)]):
+        values = reshape(values, values.shape[values.ndim - len(full) :])
+    if values.ndim > len(full) or np.broadcast_shapes(full, values.shape) != full:
+        raise ValueError(
+            f"shape mismatch: value array of shape {values.shape} could not be broadcast to indexing result "
+            f"of shape {full}"
+        )
+    if values.shape != full:
+        values = _broadcast(values, full)
+    among = range(advanced.at, advanced.at + len(shape))
+    front = moved_dims(values, [*among, *(d for d in range(len(full)) if d not in among)])
+    values = reshape(front, (math.prod(shape), *lengths))
     merged = moved_dims(x, [*dims, *rest])
     sizes = merged.shape[: len(dims)]
     if len(dims) > 1:
         merged = reshape(merged, (math.prod(sizes), *merged.shape[len(dims) :]))
-    flat = np.ravel_multi_index([lists[d].reshape(-1) for d in dims], sizes).astype(np.intp)
+    flat = np.ravel_multi_index(flats, sizes).astype(np.intp)
     only, last = np.unique(flat[::-1], return_index=True)
     if len(only) < len(flat):  # the last of several values for one element counts
-        values = take_along(values, len(flat) - 1 - last, 0) if values.ndim else values
-        flat = only
+        values, flat = take_along(values, len(flat) - 1 - last, 0), only
     put(merged, [Pick(len(flat), flat), *(parsed.picks[d] for d in rest)], values)
     if len(dims) > 1:
         merged = reshape(merged, (*sizes, *merged.shape[1:]))
     order = [*dims, *rest]
     x.replace_with(move(moved_dims(merged, [order.index(d) for d in range(x.ndim)]), x.spec))
+
+
+def _set_points(
+    x: DTensor,
+    dims: Sequence[int],
+    points: Sequence[NDArray[Any]],
+    rest: Sequence[tuple[int, Pick]],
+    value: DTensor,
+) -> None:
+    """Write a number by lists: each device looks for the points that lie in its own block."""
+    number = move(value, value.spec.replicated())
+    if x._shards is None or number._shards is None:
+        return
+    for region, block in zip(x.spec.regions, x.writable(), strict=True):
+        inside = np.ones(len(points[0]), bool)
+        for d, at in zip(dims, points, strict=True):
+            inside &= (at >= region[d][0]) & (at < region[d][1])
+        index: list[Any] = [None] * x.ndim
+        for d, at in zip(dims, points, strict=True):
+            index[d] = (at[inside] - region[d][0]).reshape(-1, *[1] * len(rest))
+        for number_of, (d, one) in enumerate(rest):
+            assert isinstance(one.at, Run)
+            at = one.at.start + one.at.step * np.arange(one.count)
+            at = at[(at >= region[d][0]) & (at < region[d][1])] - region[d][0]
+            index[d] = at.reshape(-1, *[1] * (len(rest) - number_of - 1))
+        block[tuple(index)] = number.blocks[0]
 
 
 def _broadcast(x: DTensor, shape: tuple[int, ...]) -> DTensor:
@@ -242,20 +273,8 @@ def putmask(a: Any, mask: Any, values: Any) -> None:
     if not values.size:
         return None
     source = reshape(_cycled(values, a.size), a.shape)
-    return copy_where(a, source, _as_mask(mask, a))
-
-
-def copy_where(target: DTensor, source: DTensor, mask: DTensor) -> None:
-    """Write the elements of an array of the same shape where a mask is true."""
-    spec = target.spec.complete()
-    moved = bring(source, spec.replace(dtype=source.dtype), "np.putmask")
-    where = bring(mask, spec.replace(dtype=np.bool_), "np.putmask")
-
-    def chosen(old: Any, new: Any, at: Any) -> Any:
-        return np.where(at, new.astype(old.dtype), old)
-
-    (result,) = run_local("putmask", chosen, [target, moved, where], [spec, moved.spec, where.spec], (spec,))
-    store(result, target, "unsafe")
+    store(where_(_as_mask(mask, a), source, a), a, "unsafe")
+    return None
 
 
 @implements(np.put)
@@ -275,4 +294,4 @@ def put_(a: Any, ind: Any, v: Any, mode: str = "raise") -> None:
     store(reshape(flat, a.shape), a, "unsafe")
 
 
-__all__ = ["copy_where", "place", "put_", "putmask", "setitem"]
+__all__ = ["place", "put_", "putmask", "setitem"]

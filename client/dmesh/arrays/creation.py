@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
@@ -139,13 +140,18 @@ def arange(
     """Return evenly spaced numbers within an interval, as `numpy.arange` does, sharded; see `zeros`."""
     first, last = (0, start) if stop is None else (start, stop)
     kind = np.arange(first, first + (last - last), step, dtype=dtype).dtype  # of all three numbers
-    count = max(0, -int(-(last - first) // step)) if step else 0
     if not step:
         raise ZeroDivisionError("arange() needs a step other than 0")
+    whole = all(isinstance(x, (int, np.integer)) for x in (first, last, step))
+    count = max(0, -int(-(last - first) // step) if whole else math.ceil((last - first) / step))
     made = np.dtype(kind)
+    # As NumPy does, in the dtype of the result: the second number less the first is the step.
+    begin = np.asarray(first, made)
+    difference = np.asarray(first + step if count > 1 else first, made) - begin
 
     def values(i: NDArray[Any]) -> NDArray[Any]:
-        return np.asarray(first + i * step, made)
+        steps = i.astype(made) if made.kind in "iuf" else i
+        return np.asarray(begin + steps * difference, made)
 
     return from_function(values, count, made, layout=layout)
 

@@ -241,10 +241,14 @@ class DTensor:
             found = move(self, target).blocks[0].copy()
         return found if dtype is None else found.astype(dtype, copy=False)
 
-    def __dlpack__(self, **options: Any) -> Any:
-        if options.get("copy") is False:
+    def __dlpack__(
+        self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None
+    ) -> Any:
+        if copy is False:
             raise BufferError("a sharded array cannot be exported without a copy")
-        return self.__array__().__dlpack__(**options)
+        given = {"stream": stream, "max_version": max_version, "dl_device": dl_device}
+        found: Any = self.__array__()
+        return found.__dlpack__(**{key: value for key, value in given.items() if value is not None})
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (1, 0)  # the memory of the host

@@ -12,15 +12,25 @@ from dmesh.arrays.dispatch.registry import implements
 from dmesh.arrays.dispatch.ufunc import run_local
 from dmesh.arrays.dtensor import DTensor
 from dmesh.arrays.ops import mappings
+from dmesh.arrays.policy import is_larger
 from dmesh.arrays.spec import WHOLE, spec_of
 
 
 def diagonal_of(x: DTensor, i: int, j: int, offset: int = 0) -> DTensor:
-    """Return a diagonal of two dimensions, as the last one; both are whole on each device for that."""
+    """Return a diagonal of two dimensions, as the last one.
+
+    Both are whole on each device for that; if the array would be gathered, its elements are picked instead.
+    """
     spec = free_axes(x.spec, [i, j])
     rows, columns = spec.shape[i], spec.shape[j]
     count = max(0, min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns))
     rest = [d for d in range(spec.ndim) if d not in (i, j)]
+    if is_larger(x.spec, spec):
+        ordered = mappings.moved_dims(bring(x, x.spec.complete(), "diagonal"), [i, j, *rest])
+        flat = mappings.reshape(ordered, (rows * columns, *(spec.shape[d] for d in rest)))
+        first = offset if offset >= 0 else -offset * columns
+        taken = mappings.take_along(flat, first + (columns + 1) * np.arange(count), 0)
+        return mappings.moved_dims(taken, [*range(1, taken.ndim), 0])
     target = spec_of(
         spec.grid, (*(spec.shape[d] for d in rest), count), spec.dtype, [*(spec.axes[d] for d in rest), WHOLE]
     )

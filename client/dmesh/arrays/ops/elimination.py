@@ -6,7 +6,8 @@ device gets the panel's rows that its own block has as rows or columns; with piv
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,11 +18,11 @@ from dmesh.arrays.dispatch.ufunc import astype, elementwise, run_local
 from dmesh.arrays.dtensor import DTensor, exchange
 from dmesh.arrays.ops.diagonals import tril
 from dmesh.arrays.ops.mappings import reshape
-from dmesh.arrays.spec import WHOLE, Spec, spec_of
+from dmesh.arrays.spec import WHOLE, Bounds, Spec, spec_of
 from dmesh.arrays.transfer.mapping import Dim, Exchange, Run, Side, plan_exchange, side
 
 Array = NDArray[Any]
-_WIDTH = 128
+_WIDTH = 64
 """Columns of a panel, at most."""
 
 
@@ -44,24 +45,35 @@ def _plan(source: Spec, target: Spec, rows: tuple[int, int], into: int, columns:
 def _part(x: DTensor, column: int, rows: tuple[int, int], columns: tuple[int, int]) -> DTensor:
     """Return some rows of some columns: whole along the rows, and cut along the columns or not."""
     target = spec_of(x.spec.grid, (rows[1] - rows[0], columns[1] - columns[0]), x.dtype, (WHOLE, column))
-    return exchange(x, _plan(x.spec, target, rows, 0, columns), target)
+    return _apart(exchange(x, _plan(x.spec, target, rows, 0, columns), target), x)
 
 
 def _panel(x: DTensor, axis: int, rows: tuple[int, int], columns: tuple[int, int]) -> DTensor:
     """Return some columns, cut along their rows; rows other than the given ones are undefined."""
     target = spec_of(x.spec.grid, (x.shape[0], columns[1] - columns[0]), x.dtype, (axis, WHOLE))
-    return exchange(x, _plan(x.spec, target, rows, rows[0], columns), target)
+    return _apart(exchange(x, _plan(x.spec, target, rows, rows[0], columns), target), x)
 
 
-def _own(x: DTensor) -> DTensor:
-    """Return a copy whose blocks may be written to."""
-    spec = x.spec.complete()
-    there = bring(x, spec, "linalg")
-    if there._shards is None:
-        return DTensor(spec, None)
-    result = DTensor(spec, tuple(np.array(block) for block in there.blocks))
-    result._owned = True
-    return result
+def _apart(part: DTensor, x: DTensor) -> DTensor:
+    """Return a part of an array that shares no memory with it, for it is written to."""
+
+    def copied(region: Bounds, block: Array) -> Array:
+        return np.array(block) if any(np.may_share_memory(block, own) for own in x._shards or ()) else block
+
+    return _mapped(part, copied)
+
+
+def _mapped(x: DTensor, change: Callable[[Bounds, Array], Array]) -> DTensor:
+    """Return an array of new blocks of the same lengths, made of each block and where it begins and ends."""
+    if x._shards is None:
+        return x
+    return DTensor(x.spec, tuple(map(change, x.spec.regions, x.blocks)))
+
+
+def _own(x: DTensor) -> tuple[DTensor, tuple[Array, ...]]:
+    """Return a copy, and its blocks, which are written to."""
+    own = _mapped(bring(x, x.spec.complete(), "linalg"), lambda region, block: np.array(block))
+    return own, () if own._shards is None else own._shards
 
 
 def _adjoint(x: Array) -> Array:
@@ -80,24 +92,32 @@ def cholesky(a: DTensor, upper: bool = False) -> Any:
     if upper:
         return elementwise(np.conjugate, (cholesky(elementwise(np.conjugate, (a,), {}).T).T,), {})
     kind = np.linalg.cholesky(np.eye(1, dtype=a.dtype)).dtype
-    x = _own(a if a.dtype == kind else astype(a, kind))
+    x, blocks = _own(a if a.dtype == kind else astype(a, kind))
     spec, n = x.spec, x.shape[0]
     for start, stop in _steps(spec):
         corner = _part(x, WHOLE, (start, stop), (start, stop))
-        left = _panel(x, spec.axes[0], (stop, n), (start, stop))
-        above = _panel(x, spec.axes[1], (stop, n), (start, stop))
+        panels = [_panel(x, axis, (stop, n), (start, stop)) for axis in spec.axes]
         if x._shards is None:
             continue
         factor = np.linalg.cholesky(corner.blocks[0])
+        left, above = (_mapped(one, partial(_solved, stop, factor)) for one in panels)
         for region, block, rows, columns in zip(
-            spec.regions, x.writable(), blocks_for(spec, left), blocks_for(spec, above), strict=True
+            spec.regions, blocks, blocks_for(spec, left), blocks_for(spec, above), strict=True
         ):
             _cholesky_step(block, region, (start, stop), factor, rows, columns)
     return tril(x)
 
 
+def _solved(stop: int, factor: Array, region: Bounds, panel: Array) -> Array:
+    """Return a panel's rows from `stop` on times the inverse of the adjoint of the corner's factor."""
+    first, made = max(stop - region[0][0], 0), np.zeros_like(panel)
+    if first < len(panel):
+        made[first:] = _adjoint(np.linalg.solve(factor, _adjoint(panel[first:])))
+    return made
+
+
 def _cholesky_step(
-    block: Array, region: Any, step: tuple[int, int], factor: Array, rows: Array, columns: Array
+    block: Array, region: Bounds, step: tuple[int, int], factor: Array, rows: Array, columns: Array
 ) -> None:
     (top, bottom), (first, last) = region
     start, stop = step
@@ -106,14 +126,13 @@ def _cholesky_step(
     if a < b and c < d:
         block[a - top : b - top, c - first : d - first] = factor[a - start : b - start, c - start : d - start]
     a, b = max(top, stop), max(first, stop)
-    if a >= bottom:
-        return
-    below = _adjoint(np.linalg.solve(factor, _adjoint(rows[a - top :])))
-    if c < d:
-        block[a - top :, c - first : d - first] = below[:, c - start : d - start]
-    if b < last and bottom > b:
-        right = np.linalg.solve(factor, _adjoint(columns[b - first :]))
-        block[a - top :, b - first :] -= below @ right
+    if a < bottom and c < d:
+        block[a - top :, c - first : d - first] = rows[a - top :, c - start : d - start]
+    end = min(last, bottom)  # beyond is the other triangle
+    if a < bottom and b < end:
+        block[a - top :, b - first : end - first] -= rows[a - top :] @ _adjoint(
+            columns[b - first : end - first]
+        )
 
 
 # LU ---------------------------------------------------------------------------------------------------------
@@ -157,27 +176,32 @@ def eliminate(name: str, a: DTensor, right: DTensor | None = None) -> Eliminated
     rows, columns = a.spec.axes
     if rows == WHOLE:
         a, rows, columns = bring(a, a.spec.complete().replace(axes=(columns, rows)), name), columns, rows
-    x, swaps, n = _own(a), 0, a.shape[0]
-    y = None
+    (x, own), swaps, n = _own(a), 0, a.shape[0]
+    work, y = [(x, own)], None
     if right is not None:
         other = right.spec.axes[1]
-        y = _own(
-            bring(right, right.spec.complete().replace(axes=(rows, WHOLE if other == rows else other)), name)
-        )
+        target = right.spec.complete().replace(axes=(rows, WHOLE if other == rows else other))
+        y, theirs = _own(bring(right, target, name))
+        work.append((y, theirs))
     for start, stop in _steps(x.spec):
-        panel = _part(x, WHOLE, (start, n), (start, stop))
-        lu, order, count = _factored(panel.blocks[0])
+        lu, order, count = _factored(_part(x, WHOLE, (start, n), (start, stop)).blocks[0])
         swaps += count
         order += start
         moved = [at for at in range(start, n) if at < stop or order[at - start] != at]
         sources = order[np.array(moved) - start].astype(np.intp)
-        for m in (x,) if y is None else (x, y):
+        size = stop - start
+        lower = np.tril(lu[:size], -1) + np.eye(size, dtype=lu.dtype)
+        for m, blocks in work:
             fetched = _rows(m, sources)
-            for region, block, new in zip(
-                m.spec.regions, m.writable(), blocks_for(m.spec, fetched), strict=True
+            done = stop if m is x else 0  # columns that are finished
+            top = _mapped(fetched, partial(_solved_rows, done, lower))
+            for region, block, new, upper in zip(
+                m.spec.regions, blocks, blocks_for(m.spec, fetched), blocks_for(m.spec, top), strict=True
             ):
-                begin = region[1][0] if m is x else n
-                _elimination_step(block, region, (start, stop), lu, moved, new, begin)
+                _exchange_rows(block, region, moved, new)
+                if m is x:
+                    _write_panel(block, region, (start, stop), lu)
+                _update(block, region, (start, stop), max(done - region[1][0], 0), lu, upper)
     return Eliminated(x, y, swaps)
 
 
@@ -189,33 +213,42 @@ def _rows(x: DTensor, rows: NDArray[np.intp]) -> DTensor:
         Dim(count, side(spec, 0, rows), Side(WHOLE, ((0, count),))),
         Dim(spec.shape[1], side(spec, 1), side(target, 1)),
     ]
-    return exchange(x, plan_exchange(spec, dims, target.used), target)
+    return _apart(exchange(x, plan_exchange(spec, dims, target.used), target), x)
 
 
-def _elimination_step(
-    block: Array, region: Any, step: tuple[int, int], lu: Array, moved: list[int], new: Array, begin: int
-) -> None:
-    """Exchange rows, and eliminate the panel's columns; `begin` is the block's first column in the matrix."""
-    (top, bottom), (start, stop) = region[0], step
+def _solved_rows(done: int, lower: Array, region: Bounds, rows: Array) -> Array:
+    """Return the first rows times the inverse of the corner's L, in the columns that are not finished."""
+    first, made = max(done - region[1][0], 0), np.zeros((len(lower), rows.shape[1]), rows.dtype)
+    if first < rows.shape[1]:
+        made[:, first:] = np.linalg.solve(lower, rows[: len(lower), first:])
+    return made
+
+
+def _exchange_rows(block: Array, region: Bounds, moved: Sequence[int], new: Array) -> None:
+    top, bottom = region[0]
     for at, row in enumerate(moved):
         if top <= row < bottom:
             block[row - top] = new[at]
-    width = block.shape[1]
+
+
+def _write_panel(block: Array, region: Bounds, step: tuple[int, int], lu: Array) -> None:
+    (top, bottom), (first, last) = region
+    a, c, d = max(top, step[0]), max(first, step[0]), min(last, step[1])
+    if c < d and a < bottom:
+        block[a - top :, c - first : d - first] = lu[
+            a - step[0] : bottom - step[0], c - step[0] : d - step[0]
+        ]
+
+
+def _update(block: Array, region: Bounds, step: tuple[int, int], rest: int, lu: Array, upper: Array) -> None:
+    """Write the panel's rows of U, and subtract their multiples below, in the columns from `rest` on."""
+    (top, bottom), (start, stop) = region[0], step
     a, b = max(top, start), min(bottom, stop)
-    c, d = max(begin, start), min(begin + width, stop)
-    if c < d and bottom > start:
-        block[a - top :, c - begin : d - begin] = lu[a - start : bottom - start, c - start : d - start]
-    rest = max(0, stop - begin)
-    if rest >= width or bottom <= start:
-        return
-    size = stop - start
-    lower = np.tril(lu[:size], -1) + np.eye(size, dtype=lu.dtype)
-    solved = np.linalg.solve(lower, new[:size, rest:])
     if a < b:
-        block[a - top : b - top, rest:] = solved[a - start : b - start]
+        block[a - top : b - top, rest:] = upper[a - start : b - start, rest:]
     a = max(top, stop)
     if a < bottom:
-        block[a - top :, rest:] -= lu[a - start : bottom - start] @ solved
+        block[a - top :, rest:] -= lu[a - start : bottom - start] @ upper[:, rest:]
 
 
 def solve(name: str, a: DTensor, b: DTensor) -> DTensor:
@@ -229,17 +262,18 @@ def solve(name: str, a: DTensor, b: DTensor) -> DTensor:
     right = reshape(b, (*b.shape, 1)) if line else b
     x, y, _ = eliminate(name, astype(a, kind), astype(right, kind))
     assert y is not None
+    blocks = y._shards or ()
     for start, stop in reversed(_steps(x.spec)):
-        corner = _part(x, WHOLE, (start, stop), (start, stop)).blocks[0]
+        corner = np.triu(_part(x, WHOLE, (start, stop), (start, stop)).blocks[0])
         if not np.all(np.diagonal(corner)):
             raise np.linalg.LinAlgError("Singular matrix")
         above = _panel(x, x.spec.axes[0], (0, start), (start, stop))
         known = _part(y, y.spec.axes[1], (start, stop), (0, y.shape[1]))
-        for region, block, factor, part in zip(
-            y.spec.regions, y.writable(), blocks_for(y.spec, above), blocks_for(y.spec, known), strict=True
+        found = _mapped(known, partial(_solved_rows, 0, corner))
+        for region, block, factor, solved in zip(
+            y.spec.regions, blocks, blocks_for(y.spec, above), blocks_for(y.spec, found), strict=True
         ):
             top, bottom = region[0]
-            solved = np.linalg.solve(np.triu(corner), part)
             low, high = max(top, start), min(bottom, stop)
             if low < high:
                 block[low - top : high - top] = solved[low - start : high - start]

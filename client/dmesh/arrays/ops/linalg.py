@@ -19,7 +19,6 @@ from dmesh.arrays.ops.contraction import matmul
 from dmesh.arrays.ops.mappings import moved_dims, reshape
 from dmesh.arrays.ops.sorting import fits
 from dmesh.arrays.spec import WHOLE, spec_of
-from dmesh.errors import UnshardableError
 
 
 def _matrices(function: Any) -> Any:
@@ -176,15 +175,18 @@ def solve(a: Any, b: Any) -> Any:
     for x in (a, b):
         check_operand(x, "np.linalg.solve")
     grid_among([a, b], "np.linalg.solve")
-    if a.ndim < 2 or b.ndim not in (1, a.ndim) or (b.ndim > 2 and a.shape[:-2] != b.shape[:-2]):
-        raise UnshardableError("np.linalg.solve of sharded arrays takes stacks of the same lengths")
-    _check_square(a)
-    if b.ndim == 1 and a.ndim > 2:
-        raise UnshardableError(
-            "np.linalg.solve of a stack of matrices and one vector: np.broadcast_to makes a stack of it"
+    if a.ndim < 2 or not b.ndim:
+        raise np.linalg.LinAlgError(
+            f"{a.ndim}-dimensional array given. Array must be at least two-dimensional"
         )
+    _check_square(a)
     if a.shape[-1] != b.shape[-2 if b.ndim > 1 else 0]:
         raise ValueError(f"solve: shapes {a.shape} and {b.shape} do not fit")
+    if b.ndim == 1 and a.ndim > 2:
+        return np.squeeze(solve(a, reshape(b, (b.size, 1))), -1)
+    if b.ndim > 1 and a.shape[:-2] != b.shape[:-2]:
+        batch, broadcast = np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), np.broadcast_to
+        return solve(broadcast(a, batch + a.shape[-2:]), broadcast(b, batch + b.shape[-2:]))
     if a.ndim == 2 and a.size and not fits(a.spec, (0, 1)):
         return elimination.solve("np.linalg.solve", a, b)
     spec = free_axes(a.spec, [a.ndim - 2, a.ndim - 1])

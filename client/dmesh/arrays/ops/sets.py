@@ -94,8 +94,8 @@ def _as_rows(x: DTensor) -> DTensor:
 
 def _as_columns(rows: DTensor, dtype: np.dtype[Any]) -> DTensor:
     spec = rows.spec
-    target = spec_of(spec.grid, (rows.size, len(spec.dtype)), dtype, (spec.axes[0], WHOLE))
-    shape = (-1, len(spec.dtype))
+    target = spec_of(spec.grid, (rows.size, len(spec.dtype.names or ())), dtype, (spec.axes[0], WHOLE))
+    shape = (-1, len(spec.dtype.names or ()))
     return run_local(
         "unique", lambda b: np.ascontiguousarray(b).view(dtype).reshape(shape), [rows], [spec], (target,)
     )[0]

@@ -56,7 +56,8 @@ def reshape(
         lengths[lengths.index(-1)] = a.size // known
     if math.prod(lengths) != a.size or any(n < 0 for n in lengths):
         raise ValueError(f"cannot reshape array of size {a.size} into shape {tuple(lengths)}")
-    del copy
+    if copy is False:
+        raise ValueError("a reshaped array has elements of its own on sharded arrays: copy=False is refused")
     return mappings.reshape(a, tuple(lengths))
 
 
