@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.array.test_operations import EXAMPLES, in_turn
 from tests.array.worlds import WORLDS, Made, arrays, run, specs
 
-FEW = settings(EXAMPLES, max_examples=20)
+FEW = settings(EXAMPLES, max_examples=10)
 N = ("float64", "float32", "int64", "int32", "complex128")
 R = N[:4]
 
