@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         axes,
         call_with_layout,
         check_layout,
+        checkpoint,
         copy_to_mesh,
         debug,
         eye,
@@ -94,9 +95,9 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 _HOMES = {
     "arrays": (
         "DTensor", "ImplicitGatherWarning", "arange", "axes", "call_with_layout", "check_layout",
-        "copy_to_mesh", "debug", "explain", "eye", "fetch_layout", "from_function", "from_local",
-        "full", "implicit_gather", "is_dtensor", "linspace", "ones", "pack", "random", "relayout",
-        "relayout_like", "run_on", "shard_map", "unpack", "visualize_sharding", "zeros",
+        "checkpoint", "copy_to_mesh", "debug", "explain", "eye", "fetch_layout", "from_function",
+        "from_local", "full", "implicit_gather", "is_dtensor", "linspace", "ones", "pack", "random",
+        "relayout", "relayout_like", "run_on", "shard_map", "unpack", "visualize_sharding", "zeros",
     ),
     "config": ("client_id", "full_job_name", "heartbeat_enabled", "job_name", "jobs", "num_clients"),
     "engines.api": ("launch",),
@@ -164,6 +165,7 @@ __all__ = [
     "barrier",
     "call_with_layout",
     "check_layout",
+    "checkpoint",
     "client_id",
     "collectives",
     "config",

@@ -6,11 +6,12 @@
 - `transfer`: from one placement to another.
 - `policy`, `explain`, `ledger`, `debug`, `display`: what may be gathered, and what moves.
 - `shard_map`: NumPy functions on the blocks.
+- `checkpoint`: sharded arrays in files.
 """
 
 from __future__ import annotations
 
-from dmesh.arrays import axes, debug, random
+from dmesh.arrays import axes, checkpoint, debug, random
 from dmesh.arrays.creation import arange, eye, from_function, from_local, full, linspace, ones, zeros
 from dmesh.arrays.debug import visualize_sharding
 from dmesh.arrays.dtensor import DTensor, is_dtensor
@@ -38,6 +39,7 @@ __all__ = [
     "axes",
     "call_with_layout",
     "check_layout",
+    "checkpoint",
     "copy_to_mesh",
     "debug",
     "DTensor",
