@@ -11,6 +11,7 @@ from dmesh.arrays import ledger
 from dmesh.arrays.grid import Grid
 from dmesh.arrays.transfer.execute import gather_counts
 from dmesh.collectives.group import Group
+from dmesh.devices.device import this_client
 from dmesh.errors import CheckpointError, CollectiveError, DMeshError, MeshMismatchError
 from dmesh.runtime import context
 
@@ -27,17 +28,18 @@ class Participants:
 
     Raises:
         MeshMismatchError: The meshes are of different clients.
+        NotInitializedError: There are several clients, and the system is not initialized.
     """
 
     def __init__(self, grids: Iterable[Grid], what: str) -> None:
-        from dmesh.collectives.communicator import Communicator  # large, and not needed by one client alone
-
         self.what = what
         """The operation, as errors name it."""
         self.ranks = _clients(grids)
         """Their ranks in the world, in ascending order."""
         self._group: Group | None = None
         if len(self.ranks) > 1:
+            from dmesh.collectives.communicator import Communicator  # large; one client alone does without
+
             communicator = context.current().get(Communicator)
             self._group = communicator.mesh_group("", "checkpoint", self.ranks)
 
@@ -111,8 +113,4 @@ def _clients(grids: Iterable[Grid]) -> tuple[int, ...]:
         )
     if found:
         return next(iter(found))
-    state = context.current_or_none()
-    from dmesh.collectives.communicator import Communicator
-
-    communicator = None if state is None else state.find(Communicator)
-    return (0,) if communicator is None else tuple(range(communicator.world.size))
+    return tuple(range(this_client().num_clients))
