@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         axes,
         call_with_layout,
         check_layout,
+        checkpoint,
         copy_to_mesh,
         debug,
         eye,
@@ -98,7 +99,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 _HOMES = {
     "arrays": (
         "ArraySpec", "DTensor", "DVariable", "ImplicitGatherWarning", "arange", "axes",
-        "call_with_layout", "check_layout",
+        "call_with_layout", "check_layout", "checkpoint",
         "copy_to_mesh", "debug", "explain", "eye", "fetch_layout", "from_function", "from_local",
         "full", "implicit_gather", "is_dtensor", "linspace", "ones", "pack", "random", "register_op",
         "relayout",
@@ -175,6 +176,7 @@ __all__ = [
     "barrier",
     "call_with_layout",
     "check_layout",
+    "checkpoint",
     "client_id",
     "collectives",
     "config",

@@ -17,7 +17,7 @@ DMeshError
 ├── TopologyError (ValueError)
 │   └── CoordinateError (IndexError)
 ├── TpuNotFoundError (RuntimeError), a DeviceError
-├── CheckpointError (ValueError)
+├── CheckpointError (ValueError, OSError)
 ├── DatasetError (ValueError)
 │   ├── FileFormatError
 │   └── ShardingError: ShardHintError (RuntimeError), UnshardableSourceError (LookupError)
@@ -87,8 +87,11 @@ class NotInitializedError(DMeshError, ValueError):
     """`initialize_accelerator_system` has not been called."""
 
 
-class CheckpointError(DMeshError, ValueError):
-    """A checkpoint is missing, is damaged, or does not fit what it is restored to; nothing was changed."""
+class CheckpointError(DMeshError, ValueError, OSError):
+    """A checkpoint is missing, is damaged, does not fit what it is restored to, or cannot be written.
+
+    Nothing that was there before was changed.
+    """
 
 
 class DatasetError(DMeshError, ValueError):

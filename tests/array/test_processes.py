@@ -73,16 +73,23 @@ with dmesh.session():
 """
 
 FOR_EVER = """
+import os
 import numpy as np
 import dmesh
 
 dmesh.initialize_accelerator_system()
 mesh = dmesh.create_distributed_mesh([("x", 3)])
-x = dmesh.ones(1000, layout=dmesh.Layout(["x"], mesh))
+x = dmesh.ones((60, 90), layout=dmesh.Layout(["x", "unsharded"], mesh))
+columns = dmesh.Layout(["unsharded", "x"], mesh)
+operation = {
+    "sum": lambda: x.sum(),
+    "product": lambda: (x.T @ x)[0, 0] * 90,
+    "relayout": lambda: dmesh.relayout(x, columns).sum(),
+}[os.environ["OPERATION"]]
 step = 0
 try:
     while True:
-        assert float(x.sum()) == 1000
+        assert float(operation()) == 5400
         step += 1
         if step == 3:
             print("running", flush=True)
@@ -154,8 +161,9 @@ def test_the_array_api_between_processes():
             assert client.wait() == 0
 
 
-def test_a_client_that_is_killed_in_an_operation_is_lost_to_all_others():
-    with run_clients(3, FOR_EVER) as clients:
+@pytest.mark.parametrize("operation", ["sum", "product", "relayout"])
+def test_a_client_that_is_killed_in_an_operation_is_lost_to_all_others(operation):
+    with run_clients(3, FOR_EVER, environ={"OPERATION": operation}) as clients:
         for client in clients.values():
             client.wait_for("running")
         clients[1].signal(signal.SIGKILL)

@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = Path(sys.executable).parent
-EXTRAS = ("cli", "google", "kubernetes", "launch", "otel", "security", "server")
+EXTRAS = ("checkpoint", "cli", "google", "kubernetes", "launch", "otel", "security", "server")
 """Extras that the default tests use."""
 TEST_PACKAGES = (
     "httpx",
@@ -33,6 +33,7 @@ TEST_PACKAGES = (
     "pytest-asyncio",
     "pytest-timeout",
     "pytest-xdist",
+    "safetensors",
     "trustme",
 )
 """What runs the tests, of the versions in constraints.txt."""

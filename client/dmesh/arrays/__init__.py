@@ -7,11 +7,12 @@
 - `policy`, `explain`, `ledger`, `debug`, `display`: what may be gathered, and what moves.
 - `shard_map`, `operation`: NumPy functions on the blocks; operations of users.
 - `variable`: places for arrays.
+- `checkpoint`: sharded arrays in files.
 """
 
 from __future__ import annotations
 
-from dmesh.arrays import assignment, axes, debug, random
+from dmesh.arrays import assignment, axes, checkpoint, debug, random
 from dmesh.arrays.creation import arange, eye, from_function, from_local, full, linspace, ones, zeros
 from dmesh.arrays.debug import visualize_sharding
 from dmesh.arrays.dtensor import DTensor, is_dtensor
@@ -60,6 +61,7 @@ __all__ = [
     "axes",
     "call_with_layout",
     "check_layout",
+    "checkpoint",
     "copy_to_mesh",
     "debug",
     "DTensor",

@@ -8,7 +8,7 @@ import numpy as np
 
 from dmesh.arrays.dispatch.registry import hook
 from dmesh.arrays.dtensor import DTensor
-from dmesh.arrays.spec import WHOLE, Spec
+from dmesh.arrays.spec import Spec
 from dmesh.errors import UnshardableError
 
 _FEW = 1000
@@ -76,17 +76,13 @@ def visualize_sharding(x: DTensor) -> str:
 
 
 def _cells(spec: Spec) -> list[list[str]]:
-    holders: dict[tuple[int, ...], list[int]] = {}
-    for position, coords in enumerate(spec.grid.coords):
-        block = tuple(0 if axis == WHOLE else coords[axis] for axis in spec.axes)
-        holders.setdefault(block, []).append(position)
-    names = {block: _named(spec, positions) for block, positions in holders.items()}
+    names = {block: _named(spec, positions) for block, positions in spec.holders.items()}
     if spec.ndim == 1:
         return [[names[(column,)] for column in range(len(spec.cuts(0)))]]
     return [[names[(row, column)] for column in range(len(spec.cuts(1)))] for row in range(len(spec.cuts(0)))]
 
 
-def _named(spec: Spec, positions: list[int]) -> str:
+def _named(spec: Spec, positions: tuple[int, ...]) -> str:
     first = spec.grid.mesh.min_global_device_id()
     numbers = ",".join(str(first + position) for position in positions)
     return f"{spec.grid.mesh.device_type()} {numbers}"

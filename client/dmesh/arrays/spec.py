@@ -132,6 +132,15 @@ class Spec:
         """First of this client's devices that has each slot, by index."""
         return tuple(self.slot_of.index(slot) for slot in range(len(self.slots)))
 
+    @cached_property
+    def holders(self) -> dict[tuple[int, ...], tuple[int, ...]]:
+        """Positions of the devices that have each block, by the block's position along each dimension."""
+        found: dict[tuple[int, ...], list[int]] = {}
+        for position, coords in enumerate(self.grid.coords):
+            block = tuple(0 if axis == WHOLE else coords[axis] for axis in self.axes)
+            found.setdefault(block, []).append(position)
+        return {block: tuple(positions) for block, positions in found.items()}
+
     def region(self, slot: tuple[int, ...]) -> Bounds:
         """Return begin and end of a slot's block along each dimension."""
         place = dict(zip(self.used, slot, strict=True))

@@ -19,9 +19,9 @@ REFUSED: dict[str, str] = {
     "array2string": "it would gather the array: repr(x) shows this client's blocks",
     "array_repr": "it would gather the array: repr(x) shows this client's blocks",
     "array_str": "it would gather the array: repr(x) shows this client's blocks",
-    "save": "checkpoints of sharded arrays are not built: np.save(path, x.full()) gathers the array",
-    "savez": "checkpoints of sharded arrays are not built: np.savez(path, x=x.full()) gathers the array",
-    "savez_compressed": "checkpoints of sharded arrays are not built: x.full() gathers the array",
+    "save": "dmesh.checkpoint.save writes the blocks; np.save(path, x.full()) gathers the array",
+    "savez": "dmesh.checkpoint.save writes the blocks; np.savez(path, x=x.full()) gathers the array",
+    "savez_compressed": "dmesh.checkpoint.save writes the blocks; x.full() gathers the array",
     "savetxt": "it would gather the array: np.savetxt(path, x.full())",
     "nditer": _OBJECTS,
     "shares_memory": "blocks of sharded arrays share memory until one is written to, which programs "
