@@ -42,7 +42,7 @@ hello: $(READY) ## Run the README's first program.
 	$(BIN)/dmesh run -n $(RANKS) --cpu-devices 2 examples/hello_mesh.py
 
 test: native-current $(PROTOC) ## Run the default tests, four files at a time: they wait more than they compute.
-	$(BIN)/python -m pytest -n 4 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 slow: native-current ## Build wheels, test each kernel of the native core, also with sanitizers, and measure clusters.
 	$(BIN)/python -m pytest -m slow $(ARGS)

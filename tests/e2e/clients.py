@@ -102,7 +102,7 @@ class Process:
         """Kills it, if it still runs, and reaps it."""
         self.signal(signal.SIGKILL)
         self.close_stdin()
-        self._process.wait(10)
+        self._process.wait(DEADLINE)
         for reader in self._readers:
             reader.join(10)
 
