@@ -310,3 +310,30 @@ def test_meshes_never_mix():
         assert (x + dmesh.ones(8, layout=Layout(["y"], again))).shape == (8,)
 
     run(GRID, program)
+
+
+@pytest.mark.parametrize("kind", "?bBilLefdFD")
+def test_powers_by_python_numbers_are_numpys_bit_by_bit(on_grid, kind):
+    values = np.arange(1, 9).astype(kind)
+
+    def program(mesh):
+        x = dmesh.copy_to_mesh(values, Layout(["x"], mesh))
+        for exponent in (2, 2.0, 0.5, 1, 3, 0, -1.0):
+            expected, found = values**exponent, (x**exponent).full()
+            assert found.dtype == expected.dtype
+            assert found.tobytes() == expected.tobytes(), exponent
+        return x.full()
+
+    on_grid(program)
+
+
+def test_norms_of_integers_do_not_overflow(on_grid):
+    values = np.array([[4294967292, 2, 3], [1, 2, 4294967295]], np.uint32)
+
+    def program(mesh):
+        x = dmesh.copy_to_mesh(values, Layout(["x", UNSHARDED], mesh), uneven=True)
+        for axis in (None, 0, 1):
+            np.testing.assert_allclose(np.linalg.norm(x, axis=axis).full(), np.linalg.norm(values, axis=axis))
+        return x.full()
+
+    on_grid(program)

@@ -26,11 +26,11 @@ API_VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12")
 """Versions of the Python array API that `dmesh.array_api` has, the newest one last."""
 
 
-def _operator(ufunc: np.ufunc) -> Callable[[DTensor, Any], Any]:
+def _operator(ufunc: np.ufunc, hook: str = "binary") -> Callable[[DTensor, Any], Any]:
     def method(self: DTensor, other: Any) -> Any:
         if getattr(other, "__array_ufunc__", self) is None:
             return NotImplemented
-        return HOOKS["binary"](ufunc, self, other)
+        return HOOKS[hook](ufunc, self, other)
 
     return method
 
@@ -405,7 +405,7 @@ class DTensor:
     __floordiv__, __rfloordiv__ = _operator(np.floor_divide), _reflected(np.floor_divide)
     __mod__, __rmod__ = _operator(np.remainder), _reflected(np.remainder)
     __divmod__, __rdivmod__ = _operator(np.divmod), _reflected(np.divmod)
-    __pow__, __rpow__ = _operator(np.power), _reflected(np.power)
+    __pow__, __rpow__ = _operator(np.power, "power"), _reflected(np.power)
     __lshift__, __rlshift__ = _operator(np.left_shift), _reflected(np.left_shift)
     __rshift__, __rrshift__ = _operator(np.right_shift), _reflected(np.right_shift)
     __and__, __rand__ = _operator(np.bitwise_and), _reflected(np.bitwise_and)

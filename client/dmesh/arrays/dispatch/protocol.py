@@ -15,6 +15,8 @@ from dmesh.arrays.dispatch.ufunc import PLANS, check_out, elementwise, key_of, s
 from dmesh.arrays.dtensor import DTensor
 from dmesh.errors import UnshardableError
 
+_POWERS = {1: np.positive, -1: np.reciprocal, 0.5: np.sqrt, 2: np.square}
+"""Functions that NumPy calls for powers of floats and complex numbers by Python numbers."""
 GENERALIZED: dict[np.ufunc, Callable[..., Any]] = {}
 """Handlers of the ufuncs that work on whole vectors or matrices; entered by `ops`."""
 
@@ -37,6 +39,17 @@ def binary(ufunc: np.ufunc, a: Any, b: Any) -> Any:
             if plan is not None and plan.direct and x is not None and not plan.scalar:
                 return DTensor(plan.out[0], tuple([ufunc(block, b) for block in x]))
     return call(ufunc, "__call__", (a, b), {})
+
+
+@hook("power")
+def power(ufunc: np.ufunc, a: DTensor, b: Any) -> Any:
+    """Raise an array to a power; for some Python numbers NumPy has functions of their own."""
+    found = None
+    if type(b) is int and (b == 2 or a.dtype.kind in "fc"):
+        found = _POWERS.get(b)
+    elif type(b) is float and a.dtype.kind in ("f" if b < 0 else "fc"):
+        found = _POWERS.get(b)
+    return binary(ufunc, a, b) if found is None else call(found, "__call__", (a,), {})
 
 
 @hook("ufunc")

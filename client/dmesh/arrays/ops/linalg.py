@@ -250,6 +250,8 @@ def _index(a: DTensor, dim: int) -> DTensor:
 @implements(np.linalg.norm)
 def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
     """Return the norm of vectors or matrices; those of singular values take whole matrices."""
+    if x.dtype.kind not in "fc":
+        x = x.astype(np.float64)  # squares of integers would overflow
     if axis is None and (ord is None or x.ndim == 1):
         flat = reshape(x, (x.size,)) if ord is None else x
         found = _vector_norm(flat, ord, 0, False)
