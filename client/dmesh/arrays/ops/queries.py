@@ -169,7 +169,7 @@ def corrcoef(x: Any, y: Any = None, rowvar: bool = True, *, dtype: Any = None) -
 def linalg_vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
     """Return the sums of products along a dimension, the first array conjugated."""
     product: Any = np.conjugate(x1) * x2
-    return product.sum(axis=axis)
+    return product.sum(axis=axis, dtype=product.dtype)
 
 
 @implements(getattr(np.linalg, "matrix_transpose", None))
