@@ -45,9 +45,12 @@ def binary(ufunc: np.ufunc, a: Any, b: Any) -> Any:
 def power(ufunc: np.ufunc, a: DTensor, b: Any) -> Any:
     """Raise an array to a power; for some Python numbers NumPy has functions of their own."""
     found = None
-    if type(b) is int and (b == 2 or a.dtype.kind in "fc"):
-        found = _POWERS.get(b)
-    elif type(b) is float and a.dtype.kind in ("f" if b < 0 else "fc"):
+    kinds = "fc"
+    if type(b) is int and b == 2:
+        kinds = "biufc"
+    elif type(b) is float and b < 0:
+        kinds = "f"
+    if type(b) in (int, float) and a.dtype.kind in kinds:
         found = _POWERS.get(b)
     return binary(ufunc, a, b) if found is None else call(found, "__call__", (a,), {})
 
