@@ -116,7 +116,7 @@ def free_ports(count: int) -> list[int]:
 
 def test_barriers_and_who_is_missing(dmesh, join) -> None:
     agents = [join(rank) for rank in range(2)]
-    assert "No barrier" in dmesh("barriers").out
+    assert "has no pending barriers" in dmesh("barriers").out
     waiter = threading.Thread(target=agents[0].barrier, args=("load",))
     waiter.start()
     eventually(lambda: dmesh("barriers", "--json").json["barriers"], "the barrier")

@@ -80,7 +80,7 @@ def hosts_of(args: argparse.Namespace) -> tuple[Host, ...] | None:
             raise ConfigurationError(f"{flag} is for --hosts, --hostfile and --slurm; leave it out")
         return None
     if len(named) > 1:
-        raise ConfigurationError(f"--{named[0]} and --{named[1]} both say where clients run; use one of them")
+        raise ConfigurationError(f"--{named[0]} and --{named[1]} both choose the hosts; use one of them")
     clients = None if args.clients is None else _whole(args.clients)
     if args.slurm:
         hosts, source = allocated_hosts(os.environ, clients), "this allocation"

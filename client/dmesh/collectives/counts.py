@@ -361,7 +361,7 @@ def _checked(words: Array) -> tuple[int, ...]:
     """Return lengths that the ranks sent, if they are possible ones."""
     found = tuple(map(int, words))
     if any(not 0 <= number <= _MOST for number in found):
-        raise CollectiveError(f"a rank sent lengths that no array has: {found}")
+        raise CollectiveError(f"a rank sent impossible lengths: {found}")
     return found
 
 

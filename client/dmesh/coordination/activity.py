@@ -43,7 +43,7 @@ _NOT_THE_USERS = (
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """Activity of a process when it was asked."""
+    """State of a process at the time of a status query."""
 
     operation: str
     """In words, such as `barrier 'loaded'`; empty if its main thread was in no operation of dmesh."""

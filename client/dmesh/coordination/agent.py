@@ -159,7 +159,7 @@ class Agent(KeyValueMethods, BarrierMethods):
         with self._lock:
             if self._started or self._closed:
                 raise CoordinationError(
-                    "an agent can be started once; make a new one, with a new incarnation"
+                    "an agent can only be started once; create a new one, with a new incarnation"
                 )
             self._started = True
         deadline = time.monotonic() + self._connect_timeout

@@ -225,8 +225,8 @@ class BarrierMethods:
             if over:
                 raise BarrierTimeoutError(
                     f"{title} had no outcome within this process's limit of {timeout:g} s"
-                    f"{self._calls.absence()}; missing: {names}. The first to arrive set a longer limit, or "
-                    "none: the others may still wait. Give all callers the same timeout.",
+                    f"{self._calls.absence()}; missing: {names}. The first caller set a longer timeout, "
+                    "or none, so the others may still be waiting. Give all callers the same timeout.",
                     missing,
                 )
             of = "" if timeout is None else f" of {timeout:g}"

@@ -107,7 +107,8 @@ class Calls:
         if bounded and not self._changes.acquire(blocking=False):
             raise LimitExceededError(
                 f"{_MOST_CHANGES} calls of this process that change something outside of its session are "
-                f"unanswered: {doing} could be done twice if its answer were lost. Wait for some of them."
+                f"unanswered: {doing} could be applied twice if its answer were lost. Wait for some of "
+                "them first."
             )
         try:
             while True:

@@ -146,4 +146,4 @@ class EventDispatcher:
             try:
                 notice()
             except Exception:  # noqa: BLE001 -- a listener's error must not keep the others from being told
-                logger.exception("a listener of the coordination session failed")
+                logger.exception("a listener of the coordination session raised an exception")

@@ -45,14 +45,14 @@ class LivenessBoard:
         with self._lock:
             if not member.trouble:
                 reported = self._reported.pop(key, None)
-                return f"{name} goes on: it was {reported[0].name.lower()}" if reported is not None else ""
+                return f"{name} recovered: it was {reported[0].name.lower()}" if reported is not None else ""
             doing = member.activity
             known = (member.liveness, doing.operation if doing else "", doing.where if doing else "")
             if self._reported.get(key) == known:
                 return ""
             if member.incarnation == self._own:
                 self._reported[key] = known
-                return f"others wait for this process: it is {member.trouble}"
+                return f"other ranks are waiting for this process, which is {member.trouble}"
             if not self._tracker.waiting:
                 return ""
             self._reported[key] = known

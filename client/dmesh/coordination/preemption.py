@@ -57,7 +57,7 @@ _NAMED_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class PreemptionNotice:
-    """Somebody will be taken away."""
+    """Announcement that a client will be preempted."""
 
     task: str
     """Task that announced it: `/job:worker/task:2`."""

@@ -73,8 +73,8 @@ def take_any(
         index = session.registration.index
     if index is None:
         raise CoordinationError(
-            f"the coordinator at {address} is of an earlier release, which does not tell clients who they "
-            "are. Upgrade it, or give each client its own DTENSOR_CLIENT_ID"
+            f"the coordinator at {address} is an earlier release, which does not assign task slots. "
+            "Upgrade it, or give each client its own DTENSOR_CLIENT_ID"
         )
     return replace(identity, index=index)
 

@@ -104,7 +104,7 @@ class DeviceSpec:
             given = getattr(self, name)
             if given not in (None, said):
                 raise DeviceError(
-                    f"job is {self.job!r:.200}, but {name} is {given!r:.200}; leave one of them out"
+                    f"job is {self.job!r:.200}, but {name} is {given!r:.200}; pass only one of them"
                 )
             object.__setattr__(self, name, said)
         object.__setattr__(self, "job", job)
@@ -338,7 +338,7 @@ def preferred_device_type() -> str:
 
 
 def device_name() -> str:
-    """Returns the name under which this client's view of all devices together goes, a `CUSTOM` device."""
+    """Returns the name of the `CUSTOM` device that stands for all devices together on this client."""
     job, client, _ = this_client()
     return DeviceSpec(job, 0, client, "CUSTOM", 0).to_string()
 

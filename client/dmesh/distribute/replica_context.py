@@ -91,7 +91,7 @@ class ReplicaContext(ReplicaBase):
 
         Raises:
             ReplicaError: A replica failed, did not come, or came with something else.
-            CollectiveError: A client is lost, or did not come.
+            CollectiveError: A client was lost, or did not arrive in time.
             StrategyError: The caller is not this replica.
         """
         op = as_reduce_op(reduce_op)
@@ -200,7 +200,7 @@ class ReplicaContext(ReplicaBase):
             merge_fn: Called with the strategy, and then the arguments of all replicas: `PerReplica` values
                 where there are several.
             args: This replica's arguments.
-            kwargs: And those by name.
+            kwargs: Its keyword arguments.
 
         Returns:
             This replica's part of the result of `merge_fn`.

@@ -254,8 +254,8 @@ class Client:
         for member in changed:
             if member.devices != former[member.rank].devices:
                 announce(
-                    f"rank {member.rank}, {member.describe()}, has other devices than its predecessor: "
-                    "meshes made before do not describe them"
+                    f"rank {member.rank}, {member.describe()}, does not have the devices of its predecessor: "
+                    "existing meshes still describe the old ones"
                 )
 
 

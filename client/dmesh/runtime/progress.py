@@ -97,7 +97,7 @@ class Progress(Generic[Item]):
 
     def __iter__(self) -> Iterator[Item]:
         if self._items is None:
-            raise ArgumentTypeError("this progress has nothing to iterate over: call update() for each step")
+            raise ArgumentTypeError("this progress has no iterable: call update() for each step")
         if self.over:
             raise ConfigurationError("this loop is over; call dmesh.progress again for another one")
         clock, line = self._clock, self._line
@@ -263,7 +263,7 @@ def progress(
     unit: str = "steps",
     show: bool | None = None,
 ) -> Progress[Item]:
-    """Say how far a loop is while it runs.
+    """Report the progress of a loop while it runs.
 
     Rank 0 shows a line with steps, speed and time left on its terminal; where standard error is no terminal,
     as under `dmesh run`, it prints a line after 10 seconds, every 30 seconds and at the end. All ranks tell

@@ -48,7 +48,7 @@ class RankHangsError(DMeshError, TimeoutError):
 
 
 class RankKilledError(DMeshError, RuntimeError):
-    """Stands in a list of results for a rank that the test killed."""
+    """Placeholder in a list of results for a rank that the test killed."""
 
 
 @dataclass

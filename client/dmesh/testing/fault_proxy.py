@@ -53,7 +53,7 @@ class Fault:
 
 
 class FaultProxy:
-    """Stands between clients and a server, and delays, drops, throttles, resets or refuses what passes.
+    """Proxy between clients and a server that delays, drops, throttles, resets or refuses traffic.
 
     It runs in a thread of its own; its methods may be called by any thread, and have taken effect when they
     return. Faults hold for the connections that are there and for those to come, until they are taken back:

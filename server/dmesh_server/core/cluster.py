@@ -114,8 +114,8 @@ class Cluster:
         if not self.roster.knows(task):
             raise CoreError(
                 ErrorKind.UNKNOWN_TASK,
-                f"{messages.label(task)} is not a task of cluster {messages.quote(self.name)}, which "
-                f"consists of {messages.tasks(self.roster.everyone)}",
+                f"{messages.label(task)} is not a task of cluster {messages.quote(self.name)}, which has "
+                f"{messages.tasks(self.roster.everyone)}",
             )
 
     def begin(self, generation: Generation, transaction: Transaction) -> None:

@@ -82,6 +82,7 @@ class KeyChanges:
     def _once(self, key: str) -> None:
         if key in self._before:
             raise validation.invalid(
-                f"key {quote(key)} is changed twice in one transaction; change each key once, or use several "
+                f"key {quote(key)} is changed more than once in a transaction; change each key once, or "
+                "use several "
                 "transactions"
             )

@@ -113,7 +113,8 @@ def passed_barriers(messages: Collection[coordination_pb2.PassedBarrier]) -> tup
     """Read the passed barriers that a client presents; the core checks names and tasks."""
     if len(messages) > _MAX_PASSED:
         raise invalid(
-            f"{len(messages)} passed barriers are presented; it may be {_MAX_PASSED}, the latest ones"
+            f"{len(messages)} passed barriers are presented; at most {_MAX_PASSED} are allowed, the "
+            "latest ones"
         )
     return tuple(
         PassedBarrier(

@@ -286,7 +286,9 @@ class Acceptor(Handshake):
         own, hello = self._credentials, _HELLO.unpack(message)
         _, version, zero, rank, wanted, number, incarnation, expected, generation, cluster, _ = hello
         if version != PROTOCOL:
-            raise self.refuse(Status.WRONG_VERSION, f"it speaks version {version}, this client {PROTOCOL}")
+            raise self.refuse(
+                Status.WRONG_VERSION, f"it uses protocol version {version}, this client version {PROTOCOL}"
+            )
         if zero:
             raise self.refuse(Status.MALFORMED, "its first message is malformed")
         if not hmac.compare_digest(cluster, own.cluster_digest):
@@ -297,7 +299,7 @@ class Acceptor(Handshake):
         if rank not in self._incarnations:
             raise self.refuse(Status.UNKNOWN_RANK, f"there is no peer of rank {rank}")
         if self._tls_only:
-            raise self.refuse(Status.TLS_ONLY, f"it does not encrypt, and this client does ({_SAME_SETTING})")
+            raise self.refuse(Status.TLS_ONLY, f"it does not use TLS, but this client does ({_SAME_SETTING})")
         known = self._incarnations[rank]
         if expected and expected != own.incarnation:
             raise self.refuse(Status.WRONG_INCARNATION, "it looks for a former process of this rank")
