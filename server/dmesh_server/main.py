@@ -55,7 +55,7 @@ def serve(settings: ServerSettings, announce: Callable[[str], None] | None = Non
 
     Args:
         settings: How it is set.
-        announce: Told the one line that says that the server is ready; prints it on stdout by default.
+        announce: Called with the line that says that the server is ready; prints it on stdout by default.
 
     Raises:
         AddressInUseError: A port is taken.

@@ -281,7 +281,7 @@ def test_shapes():
     [
         (
             [7, 3],
-            "dimension 0 of the global shape (7, 3) has size 7, which cannot be split into the 2 equal shards",
+            "of the global shape (7, 3) has size 7, which cannot be split into the 2 equal shards of mesh",
         ),
         ([8], "the global shape (8,) has 1 dimensions, but the layout is for 2: ['x', 'unsharded']"),
         ([8, 3, 1], "the global shape (8, 3, 1) has 3 dimensions, but the layout is for 2"),

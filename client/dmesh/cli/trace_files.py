@@ -103,7 +103,7 @@ def write(
         out: The file.
         ranks: What each rank has written.
         offsets: What is to be added to the times of each clock, seconds.
-        progress: Told how many ranks are written, before each of them.
+        progress: Called with the number of written ranks, before each rank.
 
     Raises:
         ConfigurationError: They are of several runs, or the file cannot be written.

@@ -196,7 +196,7 @@ class Communicator:
         self.transport.message_queue.close_groups([members.group, *streams])
 
     def _inform(self, group: Group) -> None:
-        """Tell a group that begins what is known of its members."""
+        """Pass the known losses of members to a new group."""
         with self.lock:
             failure = self._known_failure(group)
             left = {rank: reason for rank, reason in self._left.items() if rank in group.ranks}
@@ -460,7 +460,7 @@ class Communicator:
             group.close(ended)
 
     def finish(self, reason: str, seconds: float, *, dial: bool = False) -> None:
-        """Complete the asynchronous calls that have been made, and tell the others that no more will come.
+        """Complete the asynchronous calls, and notify the others that no more will come.
 
         Args:
             reason: How this client's program ends.
@@ -553,9 +553,8 @@ def world() -> Group:
 
 
 def new_group(ranks: Iterable[int], name: str = "") -> Group:
-    """Create a group of some clients. All its members must call this, and only they.
+    """Create a group of some clients, without communication. Only its members call this, in the same order.
 
-    This call does not communicate. All members must create their groups in the same order.
     ```python
     assert dmesh.collectives.new_group([dmesh.rank()]).size == 1
     ```

@@ -176,7 +176,7 @@ class Call:
         return self._resolved(_checked(words), exchanged=True)
 
     def resolve_scatter(self, words: Array) -> Request:
-        """Return the request of a scatter, now that the root has told its counts."""
+        """Return the request of a scatter, now that the root has sent its counts."""
         lengths = _checked(words)
         if self.lengths is not None and self.lengths != lengths:
             raise CollectiveMismatchError(
@@ -186,7 +186,7 @@ class Call:
         return self._resolved(lengths, exchanged=True)
 
     def resolve_all_to_all(self, words: Array) -> Request:
-        """Return the request of an all-to-all; each rank has told five numbers.
+        """Return the request of an all-to-all; each rank has sent five numbers.
 
         They are the length of its block for this rank, where that begins, the sum and the maximum of all of
         its lengths, and whether it compares what comes with its `recv_counts`.

@@ -423,7 +423,9 @@ class Group(ProcessGroup):
             return error
         failure = generation.failure
         assert failure is not None
-        generation.notify_of(failure)  # if it failed before this call had begun, nobody has told the others
+        generation.notify_of(
+            failure
+        )  # if it failed before this call began, the others have not been notified
         generation.reported = True
         if not isinstance(error, CollectiveError):
             return error  # a Ctrl-C stays one

@@ -382,7 +382,7 @@ def transaction(
 def watch(prefix: str, from_revision: int | None = None) -> Watch:
     """Watch all keys that start with `prefix`: iterate over what this returns.
 
-    Every change is told once, in order of revision, also across a lost connection and a restart of the
+    Every change is delivered once, in order of revision, also across a lost connection and a restart of the
     coordinator. Close it (from any thread), or use it in a `with` statement.
 
     Args:
@@ -417,7 +417,7 @@ def member(task: int | str) -> Member:
         task: A rank (client id), or a task such as `/job:worker/task:2`.
 
     Returns:
-        The client; its `incarnation` is 0 if nobody has taken the task yet.
+        The client; its `incarnation` is 0 if no process has taken the task yet.
 
     Raises:
         ConfigurationError: There is no such task.
@@ -449,7 +449,7 @@ def wait_for_epoch(after: int, timeout: float | None = None) -> int:
         timeout: Seconds to wait; 0 not to wait, None for no limit.
 
     Raises:
-        WaitTimeoutError: Nobody came or went in time.
+        WaitTimeoutError: The epoch did not grow in time.
         CoordinatorUnavailableError: The coordinator has been silent for too long.
     """
     with TRACKER.during(f"waiting for the epoch after {after}"):
@@ -506,10 +506,10 @@ def reached_preemption_sync_point(step: int) -> bool:
             break
     ```
 
-    It takes microseconds as long as nobody announced anything. When somebody did, it waits until all clients
-    have said where they are, which each does by itself once it has called this function; a client that is
-    lost is done without. A client that took the place of a lost one and was not there when the step was
-    agreed on keeps to it, too.
+    It takes microseconds as long as no preemption is announced. After an announcement, it waits until all
+    clients have reported their positions, which they do by themselves once they have called this function;
+    lost clients are left out. A client that replaced a lost one after the step was chosen uses that step,
+    too.
 
     Args:
         step: The number of this step.

@@ -144,7 +144,7 @@ class Calls:
         """Ask the key-value store, through the session, what it answers at once.
 
         Asked again on every session until there is an answer. A server that is blocked, whose connection
-        lives, is waited for without limit; the caller is told.
+        lives, is waited for without limit; a line tells the user.
 
         Args:
             kind: The field of `KeyValueCall` that holds the request.

@@ -44,7 +44,7 @@ def take_any(
         identity: Who asks; its index does not count.
         connect_timeout: Seconds within which the coordinator must be found.
         credentials: What to show it; those of the environment if None.
-        announce: Tells the user what is waited for.
+        announce: Function that prints a line for the user.
         patience: Limits and intervals.
         tracing: Makes spans of the calls.
 

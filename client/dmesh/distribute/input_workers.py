@@ -23,7 +23,7 @@ __all__ = ["BY_FUNCTION", "InputWorkers", "Progress", "WorkerFacts"]
 BY_FUNCTION = 100
 """Stands for an `AutoShardPolicy` if a function makes each worker's dataset."""
 _LONGEST_MESSAGE = 1000
-"""Bytes of an error that the other workers are told."""
+"""Bytes of an error that are sent to the other workers."""
 
 
 class Progress(enum.IntEnum):
@@ -170,7 +170,7 @@ class InputWorkers:
         return True
 
     def _failure(self, group: Group, said: list[int], error: BaseException | None) -> BaseException:
-        """Returns what this worker raises when one has failed; the others are told why."""
+        """Returns the error for this worker if any has failed; the others get its reason."""
         error_row = np.zeros((1, _LONGEST_MESSAGE), np.uint8)
         if error is not None:
             text = f"{type(error).__name__}: {error}".encode(errors="replace")[:_LONGEST_MESSAGE]

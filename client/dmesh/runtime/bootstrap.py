@@ -152,7 +152,7 @@ def start_local_coordination(
     Returns:
         The session, and what ends it and the server.
     """
-    # Nobody else is to join, not even who runs as the same user: a token that only this process knows.
+    # Only this process knows the token, so no other process can join, not even one of the same user.
     own = TokenSource("this process", value=tokens.generate())
     server = _start_embedded_server("127.0.0.1:0", settings, own)
     with contextlib.ExitStack() as undo:
@@ -261,7 +261,7 @@ def _start_with_coordination(
         undo.callback(leave_quietly, agent, "gave up during initialization", LAST_WORDS)
         client = Client(settings, agent, server)
         agent.set_world_barrier_listener(client.on_world_barrier)
-        if not agent.rejoined:  # else the others have started already; they will be met at the next barrier
+        if not agent.rejoined:  # else the others run already; the next barrier connects them
             _await_everybody(agent, settings, deadline)
         client.members = agent.members()
         transport = data_plane.transport(
@@ -282,7 +282,7 @@ def _start_with_coordination(
         agent.add_departure_listener(client.on_departure)
         agent.add_failure_listener(client.on_session_failure)
         if settings.coordinator is None and not hosts_it:
-            client.communicator.watch(0)  # with it, the coordination server dies, and nobody else could tell
+            client.communicator.watch(0)  # the coordination server dies with it, and cannot report the loss
         undo.pop_all()
         return client
 

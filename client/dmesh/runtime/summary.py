@@ -79,7 +79,8 @@ class Summary:
 def summary() -> Summary:
     """Return who and where this client is, which devices it has, and what carries its arrays and why.
 
-    Asks nobody. The backends are those of the group of all clients, which chooses them in its first call.
+    Does not communicate. The backends are those of the group of all clients, which chooses them in its first
+    call.
 
     ```python
     dmesh.collectives.barrier()  # from now on, the backends are known

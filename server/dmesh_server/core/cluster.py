@@ -83,7 +83,7 @@ class Cluster:
         self.unreported_loss = False
         """True if any of these departures was a loss or failure."""
         self.quiet_until = float("-inf")
-        """Until when departures are held back to be told together."""
+        """Time until which departures are held back to be reported together."""
 
     @property
     def owner(self) -> str:

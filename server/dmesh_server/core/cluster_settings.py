@@ -113,8 +113,8 @@ def compare(
         if wished not in ("", has):
             raise CoreError(
                 ErrorKind.SPEC_MISMATCH,
-                f"{who} requests another {what} ({wished}) than cluster {messages.quote(cluster)} has ({has}), "
-                f"which was formed by {messages.name(founder)}.",
+                f"{who} requests another {what} ({wished}) than cluster {messages.quote(cluster)} has "
+                f"({has}), which was formed by {messages.name(founder)}.",
                 (founder,),
                 fields=(f"settings.{field}",),
             )

@@ -28,7 +28,7 @@ class KeyChanges:
         self._before: dict[str, KeyValue | None] = {}
 
     def __bool__(self) -> bool:
-        """Tell whether there are any."""
+        """Return whether there are any."""
         return bool(self._before)
 
     def put(self, key: str, value: bytes, lease: int = 0) -> KeyValue:

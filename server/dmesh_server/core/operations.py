@@ -20,7 +20,7 @@ from dmesh_server.core.transaction import Transaction
 OperatorEvent = StopBarrier | Evict | DropKey | SnapshotKeys | RestoreKeys
 
 RESERVED = "dmesh/"
-"""Beginning of the keys that belong to the processes of the cluster and to nobody else."""
+"""Prefix of the keys that belong to the processes of the cluster."""
 
 
 def operate(cluster: Cluster, event: OperatorEvent, transaction: Transaction) -> Answer | None:
@@ -58,7 +58,7 @@ def stop_barrier(cluster: Cluster, event: StopBarrier, transaction: Transaction)
 
 
 def evict(cluster: Cluster, event: Evict, transaction: Transaction) -> Operated:
-    """Declare a member failed. It is told to end, and may not act for its task slot any more.
+    """Declare a member failed. Its process is asked to exit, and cannot use its task slot any more.
 
     Raises:
         CoreError: That process never held the task slot.
@@ -68,7 +68,7 @@ def evict(cluster: Cluster, event: Evict, transaction: Transaction) -> Operated:
     cluster.check_task(event.task)
     slot = cluster.roster.slots.get(event.task)
     if slot is None or (slot.incarnation != event.incarnation and event.incarnation not in slot.former):
-        holder = "nobody holds it" if slot is None else f"it is held by {messages.name(slot.snapshot())}"
+        holder = "no process holds it" if slot is None else f"it is held by {messages.name(slot.snapshot())}"
         raise CoreError(
             ErrorKind.NOT_REGISTERED,
             f"{label} was never held by a process of incarnation {event.incarnation:016x}: {holder}. "

@@ -196,7 +196,7 @@ def error_kind(kind: ErrorKind) -> common_pb2.ErrorKind.ValueType:
 
 
 def error_to_proto(error: CoreError, now: float) -> common_pb2.Error:
-    """Write an error with everybody it is about."""
+    """Write an error and the members that it concerns."""
     return common_pb2.Error(
         kind=error_kind(error.kind),
         message=error.message,

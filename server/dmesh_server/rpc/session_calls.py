@@ -101,7 +101,7 @@ class SessionCalls:
             self._answer(kind, method, call.id, _failed(kind))
 
     def _over_quota(self) -> bool:
-        """Count a call against its token's quota; tell whether it must be refused."""
+        """Count a call against its token's quota; return whether it must be refused."""
         rate, now = self._session.call_rate, self._runtime.now()
         # Right after a reconnection calls come again: what may have taken effect is not refused.
         return rate is not None and not rate.take(now) and now - self._began > _RESENDING

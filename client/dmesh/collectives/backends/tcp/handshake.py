@@ -96,7 +96,7 @@ class Credentials:
     """Identity and secret of a client."""
 
     rank: int
-    incarnation: int  # random number of its process; 0 if processes are not told apart
+    incarnation: int  # random number of its process; 0 if processes are not distinguished
     cluster_id: bytes  # names this run of the cluster
     secret: Callable[[], bytes] = field(repr=False)  # shared by all clients of the cluster
     # How new its knowledge of the others' processes is.
@@ -131,7 +131,7 @@ class Handshake(ABC):
     """One side of a handshake."""
 
     def __init__(self, credentials: Credentials, first_size: int) -> None:
-        self.done = False  # the other side has proven itself, and has been told so
+        self.done = False  # the other side has proven itself, and knows that it was accepted
         self.peer: int | None = None  # the other side's rank, as soon as it claims one
         self.binding = b""  # identity of the TLS connection around this handshake; set before any `feed`
         self._credentials = credentials
