@@ -92,7 +92,7 @@ if TYPE_CHECKING:
     shutdown_tpu_system = shutdown_accelerator_system
 
 # gRPC's own handlers of forks start threads in a child that go on where the parent's were: now and then it
-# is aborted, and each fork is told of on stderr. A child has no use for them: it must not use dmesh. gRPC
+# is aborted, and each fork prints a line on stderr. A child has no use for them: it must not use dmesh. gRPC
 # reads this when it is imported; what a user sets is kept. https://github.com/grpc/grpc/issues/41768
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 

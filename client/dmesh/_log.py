@@ -10,7 +10,7 @@ logger.addHandler(logging.NullHandler())
 
 
 def announce(message: str, *, warning: bool = True) -> None:
-    """Tells the user something that must not be missed, such as whom the program waits for.
+    """Prints a line for the user that must not be missed, such as the ranks that a call waits for.
 
     Goes to the `dmesh` logger as a warning, or as information that was asked for; where no logging is
     configured, to standard error, because a program that seems to hang without a word is worse than a line

@@ -161,7 +161,7 @@ class ArrayError(DMeshError, RuntimeError):
 
 
 class ImplicitGatherError(ArrayError, TypeError):
-    """An operation would make an array larger on each device than its layout says, which is not allowed."""
+    """An operation would make an array larger on each device than its layout says, and was not asked to."""
 
 
 class UnshardableError(ArrayError, TypeError):
@@ -364,7 +364,7 @@ class StoreUnavailableError(CoordinationError):
 
 
 class StoreLostError(CoordinationError, LookupError):
-    """The coordination server came back with a store that lacks what this process was told.
+    """The coordination server came back with a store that lacks data that this process has seen.
 
     The store is empty, an older copy, or another cluster's: keys, counters and revisions are gone or older.
     Raised once by the next key-value call of each thread, by each that was under way, and by every watch.

@@ -129,7 +129,7 @@ class CommitPipeline:
         self._gathering.effects.append(effect)
 
     def is_undurable(self, cluster: str, kind: str, key: str | None = None) -> bool:
-        """Tell whether the store has refused, so far, this record, or any of its kind if `key` is None."""
+        """Return whether the store has refused this record so far, or any of its kind if `key` is None."""
         if key is not None:
             return (cluster, kind, key) in self._undurable
         return any((owner, what) == (cluster, kind) for owner, what, _ in self._undurable)

@@ -64,7 +64,7 @@ class EmbeddedServer:
         self.address = ""
 
     def stop(self, grace: float = 1.0) -> None:
-        """Tell all sessions that the server stops, give calls under way `grace` seconds, and end it.
+        """Notify all sessions that the server stops, give calls under way `grace` seconds, and end it.
 
         Idempotent; may be called by any thread. Returns when the port is free again.
         """
@@ -153,7 +153,7 @@ def start(
         refuse_exposure(
             address,
             "where the coordination server inside client 0 would listen",
-            f"Give all clients {missing}; or set DMESH_INSECURE=1 in client 0 if you trust everybody on this "
+            f"Give all clients {missing}; or set DMESH_INSECURE=1 in client 0 if you trust everyone on this "
             "network.",
             tokens=tokens is not None,
         )

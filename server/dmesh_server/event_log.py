@@ -143,7 +143,7 @@ class Filter:
     """Select events about this member."""
 
     def __call__(self, entry: Entry) -> bool:
-        """Tell whether an event is one of them."""
+        """Return whether an event is one of them."""
         return (
             (self.kinds is None or entry.kind in self.kinds)
             and (self.cluster is None or entry.event.cluster == self.cluster)

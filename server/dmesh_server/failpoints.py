@@ -27,10 +27,10 @@ VARIABLE = "DMESH_FAILPOINTS"
 POINTS = MappingProxyType(
     {
         "runtime.before_apply": "an event has arrived; nothing has happened",
-        "runtime.after_apply": "the core has changed; nothing is durable, nobody was told",
+        "runtime.after_apply": "the core has changed; nothing is durable or sent",
         "commits.before_commit": "a batch is on its way to the store",
-        "commits.after_commit": "a batch is durable; nobody was told",
-        "commits.before_release": "the effects of a batch are about to be told",
+        "commits.after_commit": "a batch is durable; nothing is sent",
+        "commits.before_release": "the effects of a batch are about to be sent",
         "store.before_write": "a transaction is about to begin",
         "store.before_commit": "all rows are written into the transaction; COMMIT is next",
         "store.after_commit": "COMMIT has returned: written and synced; not noted in the commit marker",
@@ -69,7 +69,7 @@ def hit(point: str) -> None:
     """Pass a point: does what is enabled there, nothing by default.
 
     Raises:
-        OSError: The point is told to fail.
+        OSError: The point is set to fail.
     """
     if _active is not None:
         _act(point, _active)

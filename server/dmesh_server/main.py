@@ -55,7 +55,7 @@ def serve(settings: ServerSettings, announce: Callable[[str], None] | None = Non
 
     Args:
         settings: How it is set.
-        announce: Told the one line that says that the server is ready; prints it on stdout by default.
+        announce: Called with the line that says that the server is ready; prints it on stdout by default.
 
     Raises:
         AddressInUseError: A port is taken.
@@ -189,7 +189,7 @@ def _web_server(settings: ServerSettings) -> WebServer | None:
         from dmesh_server.web.server import WebServer
     except ImportError as error:
         raise MissingExtraError(
-            f"HTTP needs the server extra ({error}): pip install 'dmesh[server]', or do without: --no-http"
+            f"HTTP needs the server extra ({error}): pip install 'dmesh[server]', or pass --no-http"
         ) from error
     limits = HttpLimits(settings.http_connections, settings.http_connections_per_host)
     return WebServer(settings.http, settings.http_client_certs, limits)

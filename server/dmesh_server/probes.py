@@ -39,7 +39,7 @@ class Prober:
 
     Args:
         report: Takes what was found out.
-        wanted: Tells whether the owner of a lease is still suspected.
+        wanted: Function that returns whether the owner of a lease is still suspected.
     """
 
     def __init__(self, report: Callable[[Evidence], None], wanted: Callable[[int], bool]) -> None:

@@ -158,7 +158,7 @@ class BarrierWaitReport:
 
 
 class LoopReport(NamedTuple):
-    """A loop of a member's program, as the program tells of it."""
+    """Loop of a member's program, as the program reports it."""
 
     name: str
     """Its name; may be empty."""

@@ -194,7 +194,7 @@ class Runtime:
         self._readiness_changed()
 
     def begin_shutdown(self) -> None:
-        """Tell everybody that the server stops: waiting calls are answered, sessions end. Idempotent."""
+        """Announce that the server stops: pending calls are answered, sessions end. Idempotent."""
         if self._stopping:
             return
         self._cancel_timer()
@@ -434,7 +434,7 @@ class Runtime:
         return None
 
     def _would_show_undurable(self, event: AnsweredEvent) -> bool:
-        """Tell whether a read would show a change that the store has refused so far."""
+        """Return whether a read would show a change that the store has refused so far."""
         match event:
             case KvGet():
                 return self._pipeline.is_undurable(event.caller.cluster, records.KEY, event.key)
@@ -468,7 +468,7 @@ class Runtime:
         self._pulse = loop.call_at(self._pulse_at, self._beat)
 
     def _note_stall(self) -> None:
-        """Tell the core of a stall that is over before it judges anybody by the time that has passed."""
+        """Report a past stall to the core before it checks any deadline against the passed time."""
         now = asyncio.get_running_loop().time()
         stall = now - self._pulse_at
         if stall > _PULSE:

@@ -36,7 +36,7 @@ class Session:
         send_queue: Messages and encoded answers for the client, unless they are written at once.
         fault: Error with which the server ends the session; None if it does not.
         dropped: True if the server dropped the session because its client does not read.
-        token: Token with which it was opened; None if nobody has to show one.
+        token: Token with which it was opened; None if the server checks none.
         call_rate: Quota of calls of that token; None for none.
         on_sent: Called with every message that is sent; None for nobody.
     """

@@ -101,7 +101,7 @@ class ServerSettings:
                     refuse_exposure(
                         address,
                         "without --tls-cert and --tls-key",
-                        "Encrypt it (see `dmesh certs`), or say --insecure if you trust everybody on this "
+                        "Encrypt it (see `dmesh certs`), or pass --insecure if you trust everyone on this "
                         "network.",
                         tokens=True,
                     )

@@ -89,7 +89,7 @@ def test_a_wall_screen_logs_in_by_a_link_once_and_can_only_look(held: Held, open
     link = page.locator("dialog .result").inner_text()
     wall = open_page(link, log_in=False, fragment=False)
     wall.wait_for_url("**/#/wall")
-    wall.get_by_text("Nothing waits · 3 members are there").wait_for()
+    wall.get_by_text("Nothing is waiting · 3 members are connected").wait_for()
     assert wall.locator("main button:visible, nav:visible, main a:visible").count() == 0
     again = open_page(link, log_in=False, fragment=False)
     again.get_by_text("used already").wait_for()

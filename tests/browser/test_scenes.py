@@ -162,7 +162,7 @@ def test_an_idle_cluster(held: Held, every_look) -> None:
     for rank in range(6):
         held.report(rank, calls(rank, 49, 6))
     for _, page in every_look(
-        held.web.url, wait="Nothing waits · 6 members are there", token=held.web.tokens["viewer"]
+        held.web.url, wait="Nothing is waiting · 6 members are connected", token=held.web.tokens["viewer"]
     ):
         assert page.locator(".hero.tone-ok").count() == 1
         assert page.locator(".tone-bad:visible, .tone-warn:visible").count() == 0
@@ -269,11 +269,11 @@ def test_two_clusters(held: Held, every_look) -> None:
         held.do(lambda runtime, cluster=cluster: join_all(runtime, 4, cluster))
     from playwright.sync_api import expect
 
-    for _, page in every_look(held.web.url, wait="Nothing waits", token=held.web.tokens["viewer"]):
+    for _, page in every_look(held.web.url, wait="Nothing is waiting", token=held.web.tokens["viewer"]):
         assert page.locator("#cluster").input_value() == "eval"
         page.locator("section.card").get_by_role("link", name="train").click()
         page.wait_for_url("**/#/overview/train")
-        expect(page).to_have_title(re.compile("train: Nothing waits"))
+        expect(page).to_have_title(re.compile("train: Nothing is waiting"))
 
 
 def test_a_finished_cluster(held: Held, every_look) -> None:

@@ -136,7 +136,7 @@ def test_a_newer_version_and_another_cluster_are_refused(dmesh, agent, join, tmp
     file.write_bytes(content.replace(b'"dmesh_backup":1', b'"dmesh_backup":2'))
     answer = dmesh("restore", str(file))
     assert (answer.code, answer.out) == (2, "")
-    assert "has version 2 of the format" in answer.err
+    assert "has format version 2" in answer.err
     file.write_bytes(content)
     other = join(0, 1, cluster="second")
     answer = dmesh("restore", str(file), "--cluster", "second")
@@ -190,7 +190,7 @@ def requests(agent, keys: int, *values: str, **changes) -> list[pb.RestoreReques
     [
         (2, ("a",), "1 keys came, 1 of them different, but 2 were announced"),
         (2, ("a", "a"), "2 keys came, 1 of them different"),
-        (1, ("dmesh/x",), "dmesh's own"),
+        (1, ("dmesh/x",), "is reserved for dmesh"),
         (1, ("",), "key"),
         (1, ("k" * 2000,), "k"),
         (0, ("a",), "1 keys came"),

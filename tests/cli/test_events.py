@@ -65,7 +65,7 @@ def test_all_pages_are_printed(handler, capsys, monkeypatch) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "2026-01-01T00:00:01Z error   train: member 1 \ufffd[2J was lost"
     assert [line for line in lines if "lost" in line] == [*lines[:4], lines[5]]
-    assert "missed" in lines[4]
+    assert "some events are missing" in lines[4]
     path, query, authorization = handler.asked[0]
     assert (path, query, authorization) == (
         "/api/v1/events",
@@ -99,7 +99,7 @@ def test_following_goes_on_where_it_was_told_to(handler, capsys) -> None:
     [
         (401, b'{"status":"no token"}', 1, "refused: no token"),
         (403, b'{"status":"role"}', 1, "refused: role"),
-        (404, b"{}", 1, "not a dmesh server, or an older one"),
+        (404, b"{}", 1, "not a dmesh server, or an older version"),
         (200, b"<html>", 1, "not a dmesh server"),
         (500, b'{"status":"broken"}', 1, "refused: broken"),
     ],

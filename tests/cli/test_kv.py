@@ -82,7 +82,7 @@ def test_keys_of_dmesh_itself_are_not_written(dmesh) -> None:
     for words in (("put", "dmesh/x", "1"), ("delete", "dmesh/x"), ("increment", "dmesh/x")):
         answer = dmesh("kv", *words)
         assert answer.code == 2
-        assert "dmesh's own" in answer.err
+        assert "are reserved for dmesh" in answer.err
 
 
 def test_watch_prints_each_change_once(dmesh, agent) -> None:

@@ -143,7 +143,7 @@ def test_doctor_finds_the_server_that_other_verbs_find(server, join, monkeypatch
     assert found["server"].message == f"{server.address}, the `dmesh run` of pid 4711, takes connections"
     assert found["server's answer"].verdict == "ok"
     monkeypatch.setattr(registry, "living", lambda: [run, run])
-    assert "2 jobs of `dmesh run` go on" in checks({})["server"].message
+    assert "2 jobs of `dmesh run` are running" in checks({})["server"].message
 
 
 needs_shtab = pytest.mark.skipif(find_spec("shtab") is None, reason="no shtab")
@@ -259,7 +259,7 @@ def test_errors_are_json_too(tmp_path: Path, capsys) -> None:
     found = capsys.readouterr()
     told = json.loads(found.out)["error"]
     assert told["kind"] == "ConfigurationError"
-    assert told["message"].startswith("there is no authority in")
+    assert told["message"].startswith("there is no CA in")
     assert found.err == f"dmesh certs: error: {told['message']}\n"
     assert main(["certs", "issue", str(tmp_path), "--name", "x", "--host", "h"]) == 2
     assert capsys.readouterr().out == ""

@@ -122,14 +122,14 @@ def test_traces_that_were_cut_are_read_up_to_there(tmp_path: Path, capsys) -> No
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", "is no trace"),
-        ("[]", "is no event"),
-        ('[\n{"name":"x","ph":"M"}\n]', "is no trace"),
-        ('[\n{"name":"dmesh_trace","ph":"M","args":{"format":99,"rank":0,"run":"r"}}\n]', "is no trace"),
-        ('[\n{"ph":"X"}\n]', "is no event"),
-        ('[\n{"ph":"X","ts":NaN,"dur":1}\n]', "is no event"),
-        ('[\nnull,\n{"ph":"M"}\n]', "is no event"),
-        ("[\n{{{,\n]", "is no event"),
+        ("", "is not a trace"),
+        ("[]", "is not a trace event"),
+        ('[\n{"name":"x","ph":"M"}\n]', "is not a trace"),
+        ('[\n{"name":"dmesh_trace","ph":"M","args":{"format":99,"rank":0,"run":"r"}}\n]', "is not a trace"),
+        ('[\n{"ph":"X"}\n]', "is not a trace event"),
+        ('[\n{"ph":"X","ts":NaN,"dur":1}\n]', "is not a trace event"),
+        ('[\nnull,\n{"ph":"M"}\n]', "is not a trace event"),
+        ("[\n{{{,\n]", "is not a trace event"),
         ("[\n" + "x" * 100_000 + "\n]", "is too long"),
     ],
 )

@@ -106,7 +106,7 @@ BAD_VALUES = {
     ),
     "group of others": (
         lambda g: g.communicator.new_group([(g.rank + 1) % 3]),
-        "new_group is for its members alone: this client, rank",
+        "new_group can only be called by its members: this client, rank",
     ),
     "group with twins": (
         lambda g: g.communicator.new_group([0, 1, 2, 1]),

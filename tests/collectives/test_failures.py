@@ -437,7 +437,7 @@ def test_connect_all_names_who_did_not_come():
         errors = ranks.run(lambda communicator: communicator.connect_all(0.3), (0, 2))
         for error in errors:
             assert type(error) is InitializationTimeoutError
-            assert str(error).startswith("not all of the 3 clients came in time: ")
+            assert str(error).startswith("not all of the 3 clients connected in time: ")
             assert "waited 0.3 s in all_gather(" in str(error)
             assert "rank 1, /job:worker/task:1 (thread of this process), has not made this group" in str(
                 error
@@ -450,7 +450,7 @@ def test_who_gives_up_connecting_later_is_told_the_cause(monkeypatch):
         left = threading.Event()
 
         def first(timeout):
-            raise InitializationTimeoutError("1 of 3 clients did not come")
+            raise InitializationTimeoutError("1 of 3 clients did not connect")
 
         def second(timeout):
             assert left.wait(LIMIT)
@@ -469,7 +469,7 @@ def test_who_gives_up_connecting_later_is_told_the_cause(monkeypatch):
 
         for error in ranks.run(body):
             assert type(error) is InitializationTimeoutError
-            assert "1 of 3 clients did not come" in str(error)
+            assert "1 of 3 clients did not connect" in str(error)
 
 
 # -- failures of a rank's own, and afterwards ----------------------------------------------------------------

@@ -74,7 +74,7 @@ def test_a_process_that_mpirun_did_not_start():
 
 def test_a_client_that_waits_for_the_others_gives_up_in_time():
     network = Network(2)
-    told = r"all 2 MPI ranks did not come together within 0.05 s.* chose another backend"
+    told = r"all 2 MPI ranks did not all arrive within 0.05 s.* chose another backend"
     with pytest.raises(InitializationTimeoutError, match=told):
         mpi_world.join(network.mpi(0), 0, ["a:1", "b:1"], 0.05)
 

@@ -115,7 +115,7 @@ def test_bytes_that_are_no_encoding_are_refused(data, value):
     ids=range(11),
 )  # fmt: skip
 def test_announced_but_missing(data):
-    with pytest.raises(CollectiveValueError, match="an object that came cannot be decoded"):
+    with pytest.raises(CollectiveValueError, match="a received object cannot be decoded"):
         decode(data)
 
 

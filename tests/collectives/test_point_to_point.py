@@ -134,7 +134,7 @@ def test_many_receives_wait_on_one_thread(ranks):
     "text", ["object, shape (1,)", "[('a', '|O')], shape ()", "int8, shape (), tag=2147483648"]
 )
 def test_descriptors_that_no_send_makes_are_refused(text):
-    with pytest.raises(CollectiveTypeError, match="recv cannot make an array"):
+    with pytest.raises(CollectiveTypeError, match="recv cannot allocate an array"):
         parse(f"transfer({text})")
 
 

@@ -114,7 +114,7 @@ def test_all_ranks_get_one_error_that_names_both_sides(ranks, leaving):
             ("collective #2 of group world: rank 0 ", "collective #2 of group world: ranks 0")
         )
         assert "called all_reduce(sum, float64, shape (3,))" in text
-        assert f"rank 1 has not called it and never will: it waits in {place}" in text
+        assert f"rank 1 has not called it and never will: it is waiting in {place}" in text
     with pytest.raises(CollectiveMismatchError):
         ranks.communicators[1].world.barrier()
 

@@ -207,7 +207,7 @@ def test_a_stuck_member_is_announced_once_per_change_while_this_process_waits():
         assert lines[1:] == [f"{NAME} is stuck in all_reduce at train.py:31 in step: {WAITED}"]
     board.update([member(common_pb2.LIVENESS_LIVE)])
     board.update([member(common_pb2.LIVENESS_LIVE)])
-    assert lines[2:] == [f"{NAME} goes on: it was stuck"]
+    assert lines[2:] == [f"{NAME} recovered: it was stuck"]
 
 
 def test_a_blocked_member_and_this_process_itself():
@@ -219,7 +219,7 @@ def test_a_blocked_member_and_this_process_itself():
     board.update([member(common_pb2.LIVENESS_STUCK, reason=WAITED)])
     assert lines == [
         f"{NAME} is blocked: no heartbeat for 15 s",
-        f"others wait for this process: it is stuck at train.py:31 in step: {WAITED}",
+        f"other ranks are waiting for this process, which is stuck at train.py:31 in step: {WAITED}",
     ]
 
 

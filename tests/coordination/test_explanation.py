@@ -47,7 +47,7 @@ def test_nothing_waits() -> None:
     assert explain(found).waits == ()
     verdict = verdict_of(found)
     assert (verdict.kind, verdict.severity, verdict.culprits) == ("healthy", "ok", ())
-    assert describe(verdict) == "Nothing waits · 3 members are there"
+    assert describe(verdict) == "Nothing is waiting · 3 members are connected"
 
 
 def test_the_rank_that_has_not_called_is_the_culprit_with_its_last_call_and_its_line() -> None:
@@ -113,7 +113,7 @@ def test_the_cause_comes_before_its_consequences() -> None:
     verdict = verdict_of(found)
     assert (verdict.kind, {one.rank for one in verdict.culprits}) == ("deadlock", {1, 2})
     assert verdict.headline == "Ranks 1, 2 wait for each other · 9.5 s"
-    assert "Nothing will end this circle" in verdict.consequence
+    assert "This deadlock will not resolve itself" in verdict.consequence
     found.reports[Task("worker", 2)].CopyFrom(said(2, group(1, 1, **pair), group(3, 3)))
     explanation = explain(found)
     assert explanation.circle == ()
@@ -226,7 +226,7 @@ def test_how_a_member_ended(facts: dict[str, object], end: str) -> None:
 
 def test_a_cluster_whose_members_left_is_finished() -> None:
     verdict = verdict_of(picture([member(rank, MemberState.LEFT) for rank in range(2)]))
-    assert (verdict.kind, verdict.headline) == ("ended", "Finished: 2 members left in good order")
+    assert (verdict.kind, verdict.headline) == ("ended", "Finished: 2 members left cleanly")
 
 
 def test_the_rank_that_others_wait_for_again_and_again_is_slow() -> None:

@@ -64,7 +64,7 @@ RESOLVER = SimpleClusterResolver(ClusterSpec({"w": ["a:1", "b:1"]}), "c:1", "w",
         ((ClusterSpec({"w": ["a:1"]}), "w", 0, "mpi"), "protocol is 'mpi'; expected grpc or None"),
         (
             (ClusterSpec({"w": ["a:1"]}), "w", 0, None, True, object()),
-            "cluster_device_filters has no meaning",
+            "cluster_device_filters is not supported",
         ),
     ],
 )

@@ -393,7 +393,7 @@ def test_nobody_knows_what_empty_elements_look_like():
         outcomes = cluster.run(program, check=False)
     for outcome in outcomes:
         assert isinstance(outcome, DatasetError)
-        assert "the input of worker 1 has come to its end" in str(outcome)
+        assert "the input of worker 1 has ended" in str(outcome)
 
 
 def test_each_worker_makes_a_dataset_of_its_own():

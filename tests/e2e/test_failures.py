@@ -290,7 +290,7 @@ def test_a_skipped_call_is_an_error_of_all_ranks_at_once(tmp_path, earlier, skip
     assert run.wait(DEADLINE) == 1, run.err
     found = re.findall(r"^\[\d\] MISMATCH ([\d.]+) (.*)$", run.out, re.M)
     assert len(found) == 3, run.out + run.err
-    text = f"rank {skipping} has not called it and never will: it waits in {place}"
+    text = f"rank {skipping} has not called it and never will: it is waiting in {place}"
     for seconds, message in found:
         assert float(seconds) < 20.0, "0.8 on a machine that does nothing else; its time-out is 300 s"
         assert f"collective #{earlier + 1} of group world: rank" in message

@@ -231,7 +231,7 @@ def test_dmesh_run_starts_the_killed_client_again(tmp_path):
     run = Process([sys.executable, "-m", "dmesh", "run", "-n", "3", "--max-restarts", "1", str(script)], {})
     try:
         assert run.wait() == 0, run.err
-        assert "was killed by SIGKILL; starting it again, restart 1 of 1" in run.err
+        assert "was killed by SIGKILL; restarting it (1 of 1)" in run.err
         for rank in range(3):
             assert f"[{rank}] {RIGHT}" in run.out
         for rank in (0, 2):

@@ -121,7 +121,7 @@ def test_an_interface_that_is_down_is_done_without(make_network, start, fault):
     said = {
         "down here": (0, "client 0 does not use eth1: it is down"),
         "down there": (1, "client 1 does not use eth1: it is down"),
-        "cut off": (0, "no answer within 2 s): going on with the address that all peers know"),
+        "cut off": (0, "no answer within 2 s): using the address that all peers know"),
     }
     rank, words = said[fault]
     assert words in clients[rank].process.err

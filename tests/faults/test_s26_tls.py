@@ -219,7 +219,7 @@ def _certified(directory: Path, name: str, host: str) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize("name", ["spiffe://x", "https://host", ""])
 def test_a_prefix_without_its_slash_is_refused(authority: Authority, name: str) -> None:
-    with pytest.raises(ConfigurationError, match="trailing slash"):
+    with pytest.raises(ConfigurationError, match="a prefix that ends in a slash"):
         server_tls.TlsSettings(files(authority.issue("server")), authority.path, (name,))
 
 

@@ -62,7 +62,7 @@ def test_a_token_in_clear_text_is_refused(tmp_path: Path, flag: str) -> None:
         capture_output=True, text=True, timeout=DEADLINE, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, "")
-    assert "anybody on the way could read the token" in done.stderr
+    assert "others on the network could read the token" in done.stderr
     assert "--tls-cert" in done.stderr
     assert "--insecure" in done.stderr
 

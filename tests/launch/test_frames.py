@@ -47,7 +47,7 @@ def test_a_shell_that_never_stops_is_refused() -> None:
     decoder = Decoder(expects_magic=True)
     assert list(decoder.feed(b"x" * 1000)) == []
     assert decoder.noise == b"x" * 1000
-    with pytest.raises(HostError, match="prints much"):
+    with pytest.raises(HostError, match="its output does not begin"):
         list(decoder.feed(b"x" * 100_000))
 
 

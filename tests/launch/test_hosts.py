@@ -80,9 +80,9 @@ def test_a_host_file_of_open_mpi_is_understood(tmp_path: Path) -> None:
     [
         ("a slots", "line 1 of PATH is 'a slots'; expected HOST slots=N"),
         ("\na slots=0", "line 2 of PATH has '0' slots"),
-        ("a gpus=2", "line 1 of PATH has 'gpus', which is not understood"),
+        ("a gpus=2", "line 1 of PATH has 'gpus', which is not a known option"),
         ("-F slots=2", "line 1 of PATH has '-F'"),
-        ("# nobody\n", "names no host"),
+        ("# nobody\n", "lists no hosts"),
     ],
 )
 def test_malformed_host_files_are_refused(tmp_path: Path, content: str, message: str) -> None:
@@ -166,8 +166,8 @@ def test_an_agent_is_a_step_of_one_task_on_its_node() -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--hosts", "a:2", "--hostfile", "f", "s.py"), "--hosts and --hostfile both say where clients run"),
-        (("--hosts", "a:2", "--slurm", "s.py"), "--hosts and --slurm both say where clients run"),
+        (("--hosts", "a:2", "--hostfile", "f", "s.py"), "--hosts and --hostfile both choose the hosts"),
+        (("--hosts", "a:2", "--slurm", "s.py"), "--hosts and --slurm both choose the hosts"),
         (("--hosts", "a:2", "-n", "3", "s.py"), "-n 3 is more than the 2 slots of --hosts a:2"),
         (("--hosts", "a:2", "-n", "0", "s.py"), "-n must be a whole number from 1, got '0'"),
         (("--hosts", "a:2"), "no script given"),
@@ -179,8 +179,8 @@ def test_an_agent_is_a_step_of_one_task_on_its_node() -> None:
             ("--hosts", "a:2", "--start-timeout", "0", "s.py"),
             "--start-timeout must be a number of seconds above 0",
         ),
-        (("--hosts", "a:2", "--coordinator", "127.0.0.1:8470", "s.py"), "means something else on each host"),
-        (("--hosts", "a:2", "--coordinator", "localhost:8470", "s.py"), "means something else on each host"),
+        (("--hosts", "a:2", "--coordinator", "127.0.0.1:8470", "s.py"), "is different on each host"),
+        (("--hosts", "a:2", "--coordinator", "localhost:8470", "s.py"), "is different on each host"),
         (("--slurm", "s.py"), "--slurm needs a Slurm allocation"),
     ],
 )

@@ -306,7 +306,7 @@ def test_signals_that_notify_reach_the_clients_alone_and_end_nothing(start, scri
         run.process.send_signal(number)
         run.expect(f"] got {number.name}", times=2)
     assert run.wait() == 0, run.err
-    assert "dmesh run: SIGUSR1: passed on to the clients" in run.err
+    assert "dmesh run: SIGUSR1: forwarded to the clients" in run.err
 
 
 def test_a_client_that_dies_of_a_signal_that_notifies_is_a_failure(start, script) -> None:
@@ -594,7 +594,7 @@ def test_a_client_that_fails_is_started_again(start, script, how, words) -> None
     assert len(notices) == 2
     for number, notice in enumerate(notices, 1):
         assert words in notice
-        assert notice.endswith(f"; starting it again, restart {number} of 2")
+        assert notice.endswith(f"; restarting it ({number} of 2)")
     assert sorted(line for line in run.out if line.startswith("[1]")) == [
         f"[1] up {count} rejoin" for count in range(3)
     ]
@@ -617,7 +617,7 @@ def test_the_host_of_the_server_cannot_be_replaced(start, script) -> None:
         script(FALLS.replace('"1"', '"0"').format(falls=9, how="sys.exit(7)")),
     )
     assert run.wait() == 7
-    assert not any("starting it again" in line for line in run.err)
+    assert not any("restarting it (" in line for line in run.err)
 
 
 def test_rank_0_can_be_replaced_where_the_server_is_elsewhere(start, script) -> None:

@@ -146,7 +146,7 @@ def test_without_the_native_core_messages_are_measured(start, script, tmp_path) 
     ("out", "says"),
     [
         (".", "is a directory"),
-        ("file/tuning.json", "is no directory"),
+        ("file/tuning.json", "is not a directory"),
         (f"{'x' * 300}/tuning.json", "cannot be written: File name too long"),
     ],
     ids=["directory", "below a file", "too long"],

@@ -136,7 +136,10 @@ def test_mpi_needs_a_job_and_encrypts_nothing():
     encrypted = {
         "DMESH_PEER_TLS": "1", "DMESH_TLS_CA": "ca.pem", "DMESH_TLS_CERT": "c.pem", "DMESH_TLS_KEY": "c.key",
     }  # fmt: skip
-    refused({**TWO, **encrypted, "DMESH_BACKEND": "mpi"}, "DMESH_PEER_TLS is on, but MPI encrypts nothing")
+    refused(
+        {**TWO, **encrypted, "DMESH_BACKEND": "mpi"},
+        "DMESH_PEER_TLS is on, but MPI does not encrypt its traffic",
+    )
     assert Settings.load({**TWO, **encrypted, "DMESH_BACKEND": "mpi"}, backend="tcp").peer_tls
 
 
@@ -156,7 +159,7 @@ def test_the_token_is_never_shown():
 
 def test_pathways_is_accepted_with_a_warning(caplog):
     assert Settings.load({"DTENSOR_USE_PARALLEL_EXECUTOR": "pw"}).parallel_executor == "pw"
-    assert "NumPy is the only backend" in caplog.text
+    assert "continuing with NumPy" in caplog.text
     caplog.clear()
     Settings.load({"DTENSOR_USE_PARALLEL_EXECUTOR": "tf"})
     assert caplog.text == ""
@@ -205,7 +208,7 @@ def test_the_process_environment_is_the_default(monkeypatch):
         ("[::g]:10", "'::g' is not an IPv6 address"),
         ("[127.0.0.1]:10", "'127.0.0.1' is not an IPv6 address"),
         ("[::1]:0", "its port '0' is not from 1 to 65535"),
-        ("a:1,", "entry 1 of DTENSOR_JOBS is empty in 'a:1,': is there a comma too many?"),
+        ("a:1,", "entry 1 of DTENSOR_JOBS is empty in 'a:1,'; remove the extra comma"),
         (",a:1", "entry 0 of DTENSOR_JOBS is empty"),
         ("a:1,,b:1", "entry 1 of DTENSOR_JOBS is empty"),
         (",", "entry 0 of DTENSOR_JOBS is empty"),
@@ -256,7 +259,7 @@ def test_mixed_bns_addresses_are_an_error_not_a_crash(jobs):
 
 def test_nobody_can_connect_to_a_bns_address():
     with pytest.raises(
-        ConfigurationError, match=r"entry 0 of DTENSOR_JOBS is '/bns/a/0:1'.*Google's own name service"
+        ConfigurationError, match=r"entry 0 of DTENSOR_JOBS is '/bns/a/0:1'.*resolve only inside Google"
     ):
         split_address("/bns/a/0:1", "entry 0 of DTENSOR_JOBS")
 

@@ -118,7 +118,7 @@ def test_jobs_as_full_job_name_returns_them(monkeypatch):
     assert (full.job, full.replica, full.task) == ("worker", 0, 1)
     assert DeviceSpec(job="worker/replica:0/task:1", replica=0, task=1).to_string() == FULL.rpartition("/")[0]
     assert DeviceSpec(job="a").replace(job="worker/replica:0/task:1").task == 1
-    with pytest.raises(DeviceError, match=r"job is 'worker/replica:0/task:1', but task is 2; leave one"):
+    with pytest.raises(DeviceError, match=r"job is 'worker/replica:0/task:1', but task is 2; pass only one"):
         DeviceSpec(job="worker/replica:0/task:1", task=2)
     monkeypatch.setenv("DTENSOR_JOBS", "a:1,b:1")
     monkeypatch.setenv("DTENSOR_CLIENT_ID", "1")

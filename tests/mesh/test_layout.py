@@ -160,7 +160,7 @@ def test_tensorflows_strings(layout, text):
         (f"sharding_specs:, mesh:{TEXT}", "'' is not a dimension of the mesh"),
         (f"sharding_specs:any, mesh:{TEXT}", "'any' is not a dimension of the mesh"),
         (f"sharding_specs:scalar, mesh:{TEXT}", "'scalar' is not a dimension of the mesh"),
-        (f"sharding_specs:x,x, mesh:{TEXT}", "mesh dimension 'x' is there twice in ['x', 'x']"),
+        (f"sharding_specs:x,x, mesh:{TEXT}", "mesh dimension 'x' appears twice in ['x', 'x']"),
         (
             f"specs:x, mesh:{TEXT}",
             "it starts with 'specs:x,'; expected sharding_specs:, parted: or maximal:true,",
@@ -203,7 +203,7 @@ def test_strings_that_are_none():
         (lambda: Layout.from_single_device_mesh("mesh"), "a layout needs a Mesh, got str"),
         (
             lambda: Layout(["x", "x"], MESH),
-            "mesh dimension 'x' is there twice in ['x', 'x']; an array can be cut",
+            "mesh dimension 'x' appears twice in ['x', 'x']; an array can be sharded",
         ),
         (lambda: Layout(["q"], MESH), "'q' is not a dimension of the mesh; expected x, y or UNSHARDED"),
         (lambda: Layout([None], MESH), "None is not a dimension of the mesh"),
@@ -281,7 +281,7 @@ def test_shapes():
     [
         (
             [7, 3],
-            "dimension 0 of the global shape (7, 3) has size 7, which cannot be cut into the 2 equal shards",
+            "of the global shape (7, 3) has size 7, which cannot be split into the 2 equal shards of mesh",
         ),
         ([8], "the global shape (8,) has 1 dimensions, but the layout is for 2: ['x', 'unsharded']"),
         ([8, 3, 1], "the global shape (8, 3, 1) has 3 dimensions, but the layout is for 2"),
@@ -300,7 +300,7 @@ def test_shapes_that_do_not_fit(shape, message):
 
 
 def test_an_uneven_shape_is_told_what_would_fit():
-    message = "that mesh dimension 'y' asks for; pad it to 8, or use UNSHARDED"
+    message = "of mesh dimension 'y'; pad it to 8, or use UNSHARDED"
     with pytest.raises(LayoutError, match=message):
         Layout(["y"], MESH).local_shape_from_global_shape([5])
 

@@ -184,7 +184,7 @@ def test_clients():
     assert Mesh(["x"], np.arange(2), [1], everybody[1:], global_devices=everybody).client_ranks() == (2, 5)
     odd = Mesh(["x"], np.arange(4), [0, 1], devices(2, task=1))
     with pytest.raises(
-        MeshError, match=r"does not say which clients hold its other devices.*in global_devices"
+        MeshError, match=r"does not tell which clients own its other devices.*in global_devices"
     ):
         odd.client_ranks()
 
@@ -257,16 +257,16 @@ def test_the_short_form():
         (f"|x=\u0661|0|0|{TPU_0}", "is not of the form"),
         (f"|x={'9' * 5000}|0|0|{TPU_0}", "is not of the form"),
         (f"|x=0|0|0|{TPU_0}", "the mesh dimension 'x' has size 0; a size is 1 or more"),
-        (f"|=1|0|0|{TPU_0}", "'' cannot name a mesh dimension"),
-        (f"|a=b=1|0|0|{TPU_0}", "'a=b' cannot name a mesh dimension"),
-        (f"|x=1,x=1|0|0|{TPU_0}", "the mesh dimension 'x' is there twice"),
+        (f"|=1|0|0|{TPU_0}", "'' is not a valid name of a mesh dimension"),
+        (f"|a=b=1|0|0|{TPU_0}", "'a=b' is not a valid name of a mesh dimension"),
+        (f"|x=1,x=1|0|0|{TPU_0}", "the mesh dimension 'x' is listed twice"),
         (
             f"|unsharded=1|0|0|{TPU_0}",
-            "'unsharded' cannot name a mesh dimension, because it has a meaning in layouts",
+            "'unsharded' is reserved in layouts and cannot name a mesh dimension",
         ),
-        (f"|match=1|0|0|{TPU_0}", "'match' cannot name a mesh dimension"),
-        (f"|x y=1|0|0|{TPU_0}", "'x y' cannot name a mesh dimension"),
-        (f"a\nb|x=1|0|0|{TPU_0}", "cannot name a mesh; use printable characters"),
+        (f"|match=1|0|0|{TPU_0}", "'match' is reserved in layouts and cannot name a mesh dimension"),
+        (f"|x y=1|0|0|{TPU_0}", "'x y' is not a valid name of a mesh dimension"),
+        (f"a\nb|x=1|0|0|{TPU_0}", "is not a valid name of a mesh; use printable characters"),
         (f"|x=1||0|{TPU_0}", "it has 0 global device ids, but its dimensions make 1 devices"),
         (f"|x=1|0,1|0|{TPU_0}", "it has 2 global device ids, but its dimensions make 1 devices"),
         (f"|x=2|1,0|0|{TPU_0}", "its global device ids do not count up one by one"),
@@ -358,9 +358,12 @@ def test_strings_that_are_none():
             "there are 1 dimension names, ['x'], for the 2 dimensions of global_device_",
         ),
         (([], np.array(0), [0], D4[:1]), "a mesh has 1 to 64 dimensions, got 0"),
-        ((["x", "x"], IDS, [0, 1, 2, 3], D4), "the mesh dimension 'x' is there twice"),
-        ((["x", 3], IDS, [0, 1, 2, 3], D4), "3 cannot name a mesh dimension"),
-        ((["x", "match"], IDS, [0, 1, 2, 3], D4), "'match' cannot name a mesh dimension"),
+        ((["x", "x"], IDS, [0, 1, 2, 3], D4), "the mesh dimension 'x' is listed twice"),
+        ((["x", 3], IDS, [0, 1, 2, 3], D4), "3 is not a valid name of a mesh dimension"),
+        (
+            (["x", "match"], IDS, [0, 1, 2, 3], D4),
+            "'match' is reserved in layouts and cannot name a mesh dimension",
+        ),
         ((["x"], np.arange(2), (0, 1), D4[:2]), "local_device_ids must be a list of integers, got tuple"),
         ((["x"], np.arange(2), ["0", 1], D4[:2]), "a local device id must be an integer, got '0'"),
         (
@@ -393,8 +396,8 @@ def test_strings_that_are_none():
             (["x"], np.arange(1), [0], D4[:1], "m", None, True),
             "use_xla_spmd=True is for TPU meshes; this one has CPU",
         ),
-        ((["x"], np.arange(1), [0], D4[:1], "a|b"), "'a|b' cannot name a mesh"),
-        ((["x"], np.arange(1), [0], D4[:1], None), "None cannot name a mesh"),
+        ((["x"], np.arange(1), [0], D4[:1], "a|b"), "'a|b' is not a valid name of a mesh"),
+        ((["x"], np.arange(1), [0], D4[:1], None), "None is not a valid name of a mesh"),
     ],
 )
 def test_what_cannot_be_a_mesh(arguments, message):

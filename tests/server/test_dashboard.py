@@ -236,7 +236,7 @@ async def test_nothing_to_wait_for(web: Web) -> None:
     async with web.client() as http:
         why = (await http.get("/api/v1/clusters/calm/why")).json()
     assert (why["waiting"], why["since"], why["culprits"], why["victims"]) == (False, None, [], {})
-    assert why["headline"] == "Nothing waits · 2 members are there"
+    assert why["headline"] == "Nothing is waiting · 2 members are connected"
 
 
 async def test_past_calls_are_told_of_who_asks(web: Web) -> None:

@@ -57,7 +57,7 @@ def execute(args: argparse.Namespace) -> int:
         except OSError as error:
             raise ConfigurationError(f"{args.file} cannot be written: {error.strerror or error}") from error
         if count != description.keys:
-            # The digest is right, but whoever restores it is told, too: the file does not hold what it says.
+            # The digest is right, but the file is incomplete: `dmesh restore` has to see that, too.
             raise CoordinationError(
                 f"the coordination server at {observer.address} sent {count} of {description.keys} keys; "
                 f"{args.file} is not complete. Make another backup."

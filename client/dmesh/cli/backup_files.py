@@ -126,7 +126,7 @@ def read(content: bytes, name: str) -> tuple[Description, list[BackedUpKey]]:
     version = head["dmesh_backup"]
     if not isinstance(version, int) or version > VERSION:
         raise BackupFileError(
-            f"{name} has version {version} of the format, written by dmesh {head.get('dmesh_version')}; this "
+            f"{name} has format version {version}, written by dmesh {head.get('dmesh_version')}; this "
             f"dmesh reads versions up to {VERSION}. Restore it with that version."
         )
     _check_sum(lines, name)
@@ -140,7 +140,7 @@ def read(content: bytes, name: str) -> tuple[Description, list[BackedUpKey]]:
         )
         keys = list(_keys(lines[1:-1]))
     except (KeyError, TypeError, ValueError) as error:
-        raise _damaged(name, f"a line is not as it should be ({error})") from error
+        raise _damaged(name, f"a line is malformed ({error})") from error
     if len(keys) != description.keys:
         raise _damaged(name, f"it has {len(keys)} keys, its first line says {description.keys}")
     if len({key.key for key in keys}) != len(keys):
@@ -165,12 +165,12 @@ def _keys(lines: Iterable[bytes]) -> Iterator[BackedUpKey]:
 def _check_sum(lines: list[bytes], name: str) -> None:
     last = _object(lines[-1])
     if last is None or last.keys() != {"sha256"} or not lines[-1].endswith(b"\n"):
-        raise _damaged(name, f"it ends after {len(lines)} lines without its checksum: it was cut short")
+        raise _damaged(name, f"it is truncated: it ends after {len(lines)} lines, without its checksum")
     digest = hashlib.sha256()
     for line in lines[:-1]:
         digest.update(line)
     if digest.hexdigest() != last["sha256"]:
-        raise _damaged(name, "its content does not have the checksum in its last line")
+        raise _damaged(name, "its content does not match the checksum in its last line")
 
 
 def _object(line: bytes) -> dict[str, Any] | None:

@@ -54,5 +54,5 @@ def several_hosts(args: argparse.Namespace) -> bool:
         flag = f"--{useless[0].replace('_', '-')}"
         raise ConfigurationError(f"{flag} is for --hosts, --hostfile and --slurm; leave it out")
     if len(named) > 1:
-        raise ConfigurationError(f"--{named[0]} and --{named[1]} both say where clients run; use one of them")
+        raise ConfigurationError(f"--{named[0]} and --{named[1]} both choose the hosts; use one of them")
     return bool(named)

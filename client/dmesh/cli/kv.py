@@ -225,7 +225,7 @@ def _refuse_own(key: str) -> None:
 
     if key.startswith(RESERVED_PREFIX):
         raise ConfigurationError(
-            f"keys that begin with {RESERVED_PREFIX!r} are dmesh's own, {key!r} is not yours"
+            f"keys that begin with {RESERVED_PREFIX!r} are reserved for dmesh: use another name than {key!r}"
         )
 
 

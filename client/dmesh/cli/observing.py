@@ -101,7 +101,8 @@ def only_run() -> Run | None:
     if len(runs) > 1:
         listed = ", ".join(f"{run.address} (pid {run.pid})" for run in runs[:20])
         raise ConfigurationError(
-            f"{len(runs)} jobs of `dmesh run` go on on this machine: {listed}. Name one with --coordinator"
+            f"{len(runs)} jobs of `dmesh run` are running on this machine: {listed}. Name one with "
+            "--coordinator"
         )
     return runs[0] if runs else None
 

@@ -141,8 +141,8 @@ class Rest:
             return found
         if status == 404 or not isinstance(found, dict):
             raise CoordinatorUnavailableError(
-                f"what answers at {self.url} has no {path} (status {status}): it is not a dmesh server, or "
-                "an older one"
+                f"the server at {self.url} has no {path} (status {status}): it is not a dmesh server, or "
+                "an older version"
             )
         reason = found.get("status") or found.get("detail") or f"status {status}"
         raise _REFUSALS.get(status, CoordinationError)(f"{self.url} refused: {str(reason)[:1000]}")

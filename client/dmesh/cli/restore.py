@@ -66,7 +66,7 @@ def execute(args: argparse.Namespace) -> int:
         if description.cluster != observer.cluster and not args.any_cluster:
             raise ConfigurationError(
                 f"{args.file} is a backup of cluster {description.cluster!r}, not of {observer.cluster!r}. "
-                "Name the cluster with --cluster, or say --any-cluster if that is the purpose."
+                "Name the cluster with --cluster, or pass --any-cluster to restore it anyway."
             )
         answer = observer.send(
             observer.link.key_value.Restore, _requests(observer.caller, keys, merge=args.merge), _PATIENCE

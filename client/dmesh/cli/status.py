@@ -173,7 +173,7 @@ def _show(observer: Observer, args: argparse.Namespace) -> int:
 
 def _barriers(picture: Picture) -> str:
     number = len(picture.state.barriers)
-    return f"{number} barrier{'' if number == 1 else 's'} under way." if number else "No barrier under way."
+    return f"{number} pending barrier{'' if number == 1 else 's'}." if number else "No pending barriers."
 
 
 def _health(picture: Picture) -> tuple[dict[str, int], bool]:

@@ -164,12 +164,16 @@ def _instant(moment: float | None) -> str:
 def _time(text: str) -> float:
     found = re.fullmatch(r"([0-9]{1,9})([smhdw])", text, re.ASCII)
     if found is None or int(found[1]) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no lifetime; write a number and s, m, h, d or w: 30d")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a lifetime; write a number and s, m, h, d or w, such as 30d"
+        )
     return float(int(found[1]) * _UNITS[found[2]])
 
 
 def _size(text: str) -> int:
     found = re.fullmatch(r"([0-9]{1,15})(KiB|MiB|GiB)?", text, re.ASCII)
     if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; write bytes, KiB, MiB or GiB: 64MiB")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a size; write a number of bytes, KiB, MiB or GiB, such as 64MiB"
+        )
     return int(found[1]) << _SIZES[found[2] or ""]

@@ -74,7 +74,7 @@ def read(path: Path) -> RankTrace:
     head = _arguments(events[0]) if events and events[0].get("name") == HEAD else {}
     rank, run = head.get("rank"), head.get("run")
     if head.get("format") != FORMAT or not isinstance(rank, int) or not isinstance(run, str):
-        raise ConfigurationError(f"{path} is no trace that this version of dmesh has written")
+        raise ConfigurationError(f"{path} is not a trace of this version of dmesh")
     boot = head.get("boot_id")
     tail = _arguments(events[-1]) if events[-1].get("name") == "dmesh_trace_end" else None
     return RankTrace(
@@ -103,7 +103,7 @@ def write(
         out: The file.
         ranks: What each rank has written.
         offsets: What is to be added to the times of each clock, seconds.
-        progress: Told how many ranks are written, before each of them.
+        progress: Called with the number of written ranks, before each rank.
 
     Raises:
         ConfigurationError: They are of several runs, or the file cannot be written.
@@ -147,15 +147,15 @@ def _events(data: bytes, path: Path) -> Iterator[Mapping[str, Any]]:
         if text in (b"[", b"]", b""):
             continue
         if len(text) > _LONGEST_LINE:
-            raise ConfigurationError(f"line {number} of {path} is too long: that is no trace of dmesh")
+            raise ConfigurationError(f"line {number} of {path} is too long: the file is not a trace of dmesh")
         try:
             event = json.loads(text)
         except ValueError as error:
             if number == len(lines):  # cut
                 return
-            raise ConfigurationError(f"line {number} of {path} is no event of a trace: {error}") from error
+            raise ConfigurationError(f"line {number} of {path} is not a trace event: {error}") from error
         if not _is_event(event):
-            raise ConfigurationError(f"line {number} of {path} is no event of a trace")
+            raise ConfigurationError(f"line {number} of {path} is not a trace event")
         yield event
 
 

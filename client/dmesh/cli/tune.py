@@ -73,8 +73,8 @@ def execute(args: argparse.Namespace) -> int:
         return _start(clients, out, seconds, as_json=args.json)
     if args.clients is not None:
         raise ConfigurationError(
-            "-n starts clients on this machine, but DTENSOR_JOBS is set, which makes this process one of a "
-            "cluster's. Leave one of them out"
+            "-n starts clients on this machine, but DTENSOR_JOBS is set, which makes this process a "
+            "client of a cluster. Use only one of them"
         )
     if args.to_launcher:
         return _take_part(out, seconds, Sender())
@@ -169,8 +169,8 @@ def _check_place(out: Path) -> None:
         raise ConfigurationError(f"the tuning file {out} is a directory; name a file in it with --out")
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         raise ConfigurationError(
-            f"the tuning file {out} cannot be written: {place} is no directory that this user may write to. "
-            "Name another file with --out"
+            f"the tuning file {out} cannot be written: {place} is not a directory that this user can "
+            "write to. Name another file with --out"
         )
 
 

@@ -59,9 +59,9 @@ _ARGUMENTS = {
     "        (short: `band`, `bor`, `bxor`); `dmesh.collectives.reduction` says what they mean for a dtype.\n"
     "        NumPy arrays also by `min_location`, `max_location`, a ufunc, a function of two arrays or an\n"
     "        `Op`; see `dmesh.collectives.operators`.",
-    "out": "Takes the result.",
+    "out": "Array for the result.",
     "serializer": "Encoding in place of MessagePack: a module or object with `dumps` and `loads`, such as\n"
-    "        `json`, or a pair of these functions. With `pickle`, every sender can run code here.",
+    "        `json`, or a pair of these functions. With `pickle`, any sender can run code here.",
     "group": "Ranks that take part; None for all clients.",
     "timeout": "Seconds; None for the cluster's limit.",
     "async_op": "True to return a future at once.",
@@ -69,8 +69,8 @@ _ARGUMENTS = {
 _RAISES = """
 
 Raises:
-    CollectiveMismatchError: Another rank called something else.
-    CollectiveTimeoutError: The time ran out, here or on another rank.
+    CollectiveMismatchError: Another rank made a different call.
+    CollectiveTimeoutError: The call timed out, on this rank or on another.
     CollectiveTypeError: An argument has the wrong type, or the elements cannot be moved or reduced.
     CollectiveValueError: An argument is out of range.
     PeerLostError: A member of the group died or left."""
@@ -207,15 +207,22 @@ def all_reduce(
 ) -> Any:
     """Reduce the arrays of all ranks element by element; every rank gets the result.
 
-    The contributions are folded in the order of ranks, once for every element: the result has the same bits
+    The contributions are reduced in the order of ranks, once for every element: the result has the same bits
     on all ranks and in every run. Large arrays of several ranks on each of several hosts are folded host by
-    host (see docs/tcp.md), with the same bits on all ranks and in every run, too.
+    host (see docs/tcp.md), again with the same bits on all ranks and in every run.
+
+    ```python
+    total = dmesh.collectives.all_reduce(np.full(3, dmesh.rank() + 1))
+    assert total[0] == sum(range(1, dmesh.size() + 1))
+    largest = dmesh.collectives.all_reduce(np.float32(dmesh.rank()), "max")
+    assert largest == dmesh.size() - 1
+    ```
 
     Args:
-        x: This rank's contribution.
-        compress: `float16` or `bfloat16`: the arrays, of float32 or float64, travel as this. Half the bytes
-            or less, but what each rank contributes, and the result, are rounded to 11 or 8 bits. They are
-            folded in float32. All ranks must ask for the same.
+        x: This rank's contribution: an array or a number.
+        compress: `float16` or `bfloat16`: dtype in which arrays of float32 or float64 are sent. It halves the
+            bytes or better, but rounds the contributions and the result to 11 or 8 bits. The reduction is in
+            float32. All ranks must pass the same.
 
     Returns:
         The result, of `x`'s shape.
@@ -247,10 +254,15 @@ def reduce(
 
     The bits are those of `all_reduce`.
 
+    ```python
+    total = dmesh.collectives.reduce(np.ones(2), root=0)
+    assert (total is None) == (dmesh.rank() != 0)
+    ```
+
     Args:
         x: This rank's contribution.
         root: Position of the rank that gets the result.
-        out: Takes the result; on the root alone.
+        out: Array for the result; on the root only.
 
     Returns:
         The result on the root, None on the others.
@@ -291,6 +303,11 @@ def reduce_scatter(
     """Reduce the arrays of all ranks; each rank gets its own part of the result.
 
     The bits are those of `all_reduce`.
+
+    ```python
+    part = dmesh.collectives.reduce_scatter(np.ones((dmesh.size(), 4)))
+    assert part.shape == (4,) and part[0] == dmesh.size()
+    ```
 
     Args:
         x: This rank's contribution: one row for each rank along axis 0, unless `axis` is given.

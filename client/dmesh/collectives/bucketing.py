@@ -242,7 +242,7 @@ def plan_all_reduce_many(
     group: Group | None = None,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> PlannedAllReduceMany:
-    """Prepare the reduction of many arrays that is called again and again; nothing is sent.
+    """Prepare a reduction of many arrays that is called many times. Nothing is sent.
 
     ```python
     plan = dmesh.collectives.plan_all_reduce_many(like=gradients)

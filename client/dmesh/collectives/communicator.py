@@ -1,4 +1,4 @@
-"""A client's end of the data plane: its groups, and what it hears of its peers."""
+"""Data plane of a client: its groups, its transport, and the losses of its peers."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class Communicator:
             raise CollectiveValueError(f"{what} got a rank more than once: {list(checked)}")
         if self.rank not in checked:
             raise CollectiveValueError(
-                f"{what} is for its members alone: this client, rank {self.rank}, is not among "
+                f"{what} can only be called by its members: this client, rank {self.rank}, is not one of "
                 f"{list(checked)}"
             )
         return checked
@@ -196,7 +196,7 @@ class Communicator:
         self.transport.message_queue.close_groups([members.group, *streams])
 
     def _inform(self, group: Group) -> None:
-        """Tell a group that begins what is known of its members."""
+        """Pass the known losses of members to a new group."""
         with self.lock:
             failure = self._known_failure(group)
             left = {rank: reason for rank, reason in self._left.items() if rank in group.ranks}
@@ -248,7 +248,8 @@ class Communicator:
             if failure is None or failure.cause is not Cause.TIMEOUT:
                 raise
             raise InitializationTimeoutError(
-                f"not all of the {self.world.size} clients came in time: {failure.message}. Check that each "
+                f"not all of the {self.world.size} clients connected in time: {failure.message}. Check "
+                "that each "
                 "of them was started with the same DTENSOR_JOBS and can be reached; DMESH_INIT_TIMEOUT sets "
                 "the limit."
             ) from error
@@ -459,7 +460,7 @@ class Communicator:
             group.close(ended)
 
     def finish(self, reason: str, seconds: float, *, dial: bool = False) -> None:
-        """Complete the asynchronous calls that have been made, and tell the others that no more will come.
+        """Complete the asynchronous calls, and notify the others that no more will come.
 
         Args:
             reason: How this client's program ends.
@@ -506,7 +507,7 @@ class Communicator:
             self.transport.control(rank, encode(message))
         except (CollectiveError, OSError) as error:
             # A client that cannot be reached is lost, which the transport reports by itself.
-            logger.debug("%s could not be told: %s", self.describe(rank), error)
+            logger.debug("cannot send a control message to %s: %s", self.describe(rank), error)
 
     def busy(self) -> str:
         """Return the call that this client has been in for longest; empty if there is none."""
@@ -543,7 +544,7 @@ class Communicator:
 
 
 def world() -> Group:
-    """Return the group of all clients, which is the default group of all collectives.
+    """Return the group of all clients, the default group of every collective.
 
     Raises:
         NotInitializedError: The system has not been initialized.
@@ -552,17 +553,18 @@ def world() -> Group:
 
 
 def new_group(ranks: Iterable[int], name: str = "") -> Group:
-    """Make a group of some clients. All of these must call this, and no other client.
+    """Create a group of some clients, without communication. Only its members call this, in the same order.
 
-    Members do not communicate in this call. A group of the same ranks and name that is made again is another
-    group; all members must make them in the same order.
+    ```python
+    assert dmesh.collectives.new_group([dmesh.rank()]).size == 1
+    ```
 
     Args:
         ranks: Client ids, in the order of their positions in the group; this client's must be among them.
-        name: For messages, and to tell apart groups of the same ranks.
+        name: Name in messages; it also distinguishes groups of the same ranks.
 
     Raises:
-        CollectiveValueError: A rank does not exist, is named twice, or this client's is missing.
+        CollectiveValueError: A rank does not exist or appears twice, or this client's is missing.
         NotInitializedError: The system has not been initialized.
     """
     return context.current().get(Communicator).new_group(ranks, name)
@@ -571,7 +573,7 @@ def new_group(ranks: Iterable[int], name: str = "") -> Group:
 def split(
     color: int | None, key: int = 0, *, group: Group | None = None, timeout: float | None = None
 ) -> Group | None:
-    """Divide a group into groups of the ranks that give the same color. All its members must call it.
+    """Split a group into groups of ranks with the same color. All its members must call it.
 
     Unlike `new_group`, no rank has to know the others' colors. The group's errors name it after the group
     that it is a part of, such as `world/color=1`.
@@ -586,8 +588,8 @@ def split(
         This rank's new group; None without a color.
 
     Raises:
-        CollectiveMismatchError: Another rank called something else.
-        CollectiveTimeoutError: The time ran out, here or on another rank.
+        CollectiveMismatchError: Another rank made a different call.
+        CollectiveTimeoutError: The call timed out, on this rank or on another.
         CollectiveValueError: A color or key is not an integer of 64 bits.
         NotInitializedError: The system has not been initialized.
         PeerLostError: A member of the group died or left.

@@ -305,7 +305,7 @@ def _use_tcp(
     """Return the backends of a group whose members can have dedicated connections, or why it has none.
 
     Each member gets connections with all others, unless they are too many. `tuned` and `refusal` are for the
-    reason that people are told.
+    reason for the user.
     """
     services, ranks = members.services, members.ranks
     places = [[at for at, other in enumerate(hosts) if other == host] for host in dict.fromkeys(hosts)]

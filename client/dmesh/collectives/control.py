@@ -124,7 +124,7 @@ class ControlHandler:
         self._complaints[peer] = count
         last = "; more of this kind is not reported" if count == _COMPLAINTS else ""
         who = self._communicator.describe(peer)
-        logger.warning("a message from %s makes no sense and is ignored: %s%s", who, error, last)
+        logger.warning("ignoring an invalid message from %s: %s%s", who, error, last)
 
     def _on_question(self, peer: int, question: WhereAreYou) -> None:
         communicator = self._communicator

@@ -179,7 +179,7 @@ class Call:
         return self._resolved(_checked(words), exchanged=True)
 
     def resolve_scatter(self, words: Array) -> Request:
-        """Return the request of a scatter, now that the root has told its counts."""
+        """Return the request of a scatter, now that the root has sent its counts."""
         lengths = _checked(words)
         if self.lengths is not None and self.lengths != lengths:
             raise CollectiveMismatchError(
@@ -189,7 +189,7 @@ class Call:
         return self._resolved(lengths, exchanged=True)
 
     def resolve_all_to_all(self, words: Array) -> Request:
-        """Return the request of an all-to-all; each rank has told five numbers.
+        """Return the request of an all-to-all; each rank has sent five numbers.
 
         They are the length of its block for this rank, where that begins, the sum and the maximum of all of
         its lengths, and whether it compares what comes with its `recv_counts`.
@@ -364,7 +364,7 @@ def _checked(words: Array) -> tuple[int, ...]:
     """Return lengths that the ranks sent, if they are possible ones."""
     found = tuple(map(int, words))
     if any(not 0 <= number <= _MOST for number in found):
-        raise CollectiveError(f"a rank sent lengths that no array has: {found}")
+        raise CollectiveError(f"a rank sent impossible lengths: {found}")
     return found
 
 

@@ -35,12 +35,17 @@ def broadcast(
 ) -> Any:
     """Copy the root's array to every rank.
 
-    The other ranks must say what they will receive with an array of the same dtype and shape; its elements
-    are neither read nor changed, unless it is also `out`.
+    The other ranks pass an array of the same dtype and shape; its elements are neither read nor changed,
+    unless it is also `out`.
+
+    ```python
+    weights = dmesh.collectives.broadcast(np.full(4, dmesh.rank()), root=0)
+    assert list(weights) == [0, 0, 0, 0]
+    ```
 
     Args:
-        x: On the root, the array; on the others, one like it.
-        root: Position of the rank whose array it is.
+        x: On the root, the array; on the others, an array of the same dtype and shape.
+        root: Position of the rank that sends its array.
 
     Returns:
         A copy of the root's array.
@@ -68,6 +73,11 @@ def all_gather(
     async_op: bool = False,
 ) -> Any:
     """Copy the arrays of all ranks to every rank.
+
+    ```python
+    ranks = dmesh.collectives.all_gather(np.int64(dmesh.rank()))
+    assert list(ranks) == list(range(dmesh.size()))
+    ```
 
     Args:
         x: This rank's array.
@@ -115,15 +125,20 @@ def gather(
 ) -> Any:
     """Copy the arrays of all ranks to the root.
 
+    ```python
+    rows = dmesh.collectives.gather(np.arange(3), root=0)
+    assert (rows.shape == (dmesh.size(), 3)) if dmesh.rank() == 0 else (rows is None)
+    ```
+
     Args:
         x: This rank's array.
         root: Position of the rank that gets them.
         axis: As for `all_gather`.
         counts: As for `all_gather`.
-        out: Takes the result; on the root alone.
+        out: Array for the result; on the root only.
 
     Returns:
-        On the root the arrays in the order of ranks, as `all_gather` returns them; None on the others.
+        On the root, the arrays in the order of ranks, as `all_gather` returns them; None on the others.
     """
     return resolve(group).perform(timeout, async_op, "gather", x, out, root=root, axis=axis, counts=counts)
 
@@ -162,6 +177,12 @@ def scatter(
 
     The other ranks must say what they will receive: with an array of the dtype and shape of one row or block,
     which is neither looked at nor changed, or with `out`.
+
+    ```python
+    rows = np.arange(dmesh.size() * 2).reshape(-1, 2) if dmesh.rank() == 0 else np.empty(2, int)
+    row = dmesh.collectives.scatter(rows, root=0)
+    assert row[0] == 2 * dmesh.rank()
+    ```
 
     Args:
         x: On the root, an array with one row for each rank along axis 0, or with one block for each along
@@ -210,6 +231,11 @@ def all_to_all(
 ) -> Any:
     """Exchange blocks between all ranks: block j of rank i becomes block i of rank j.
 
+    ```python
+    got = dmesh.collectives.all_to_all(np.full(dmesh.size(), dmesh.rank()))
+    assert list(got) == list(range(dmesh.size()))
+    ```
+
     Args:
         x: An array whose axis 0 the size of the group divides; most simply with one row for each rank.
         axis: Axis that is cut into blocks, and along which they are joined; None is 0.
@@ -241,13 +267,19 @@ def permute(
 ) -> Any:
     """Move arrays between ranks along (source, target) pairs, as JAX's `ppermute` does.
 
-    All ranks must pass the same pairs, those that appear in none as well.
+    ```python
+    ring = [(rank, (rank + 1) % dmesh.size()) for rank in range(dmesh.size())]
+    left = dmesh.collectives.permute(np.int64(dmesh.rank()), ring)
+    assert left == (dmesh.rank() - 1) % dmesh.size()
+    ```
+
+    All ranks must pass the same pairs, including ranks that appear in none.
 
     Args:
         x: This rank's array.
-        pairs: Positions; none may be twice a source or twice a target.
+        pairs: Positions of ranks; each may be a source once and a target once.
 
     Returns:
-        The array that came, or zeros where no pair has this rank for its target.
+        The received array, or zeros if this rank is the target of no pair.
     """
     return resolve(group).perform(timeout, async_op, "permute", x, out, pairs=pairs)

@@ -97,7 +97,7 @@ def parse(text: str) -> tuple[np.dtype[Any], tuple[int, ...], int]:
         except (TypeError, ValueError, SyntaxError, RecursionError, MemoryError):
             pass
     raise CollectiveTypeError(
-        f"recv cannot make an array of what was sent, {text}: pass an array of its dtype and shape"
+        f"recv cannot allocate an array for the message, {text}: pass an array of its dtype and shape"
     )
 
 

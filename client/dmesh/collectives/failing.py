@@ -1,4 +1,4 @@
-"""Failure of a group on this client: once, for all its calls, and told to the other members."""
+"""Failure of a group on this client: once, for all its calls, with notice to the other members."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Failing(ABC):
         """Members that have said goodbye, and how."""
         self.backends: list[Backend] = []
         """Backends of the group, the preferred one first."""
-        self._failing = threading.RLock()  # held while the group is failed and the other members are told
+        self._failing = threading.RLock()  # held while the group is failed and the other members are notified
         self._is_failing = False
         self._members_know = failure is not None
 
@@ -103,7 +103,7 @@ class Failing(ABC):
         close_all(backends, orderly=failure.cause is Cause.CLOSED and not calls)
 
     def notify_of(self, failure: Failure) -> None:
-        """Tell the other members why, unless they know: they may wait for a call that fails or is refused."""
+        """Notify the other members, unless they know: they may wait for a call that fails or is refused."""
         with self._failing:
             if self.failure is not None and not self._members_know:
                 self._notify_members(failure)

@@ -40,7 +40,7 @@ def as_output(out: Any, what: str) -> Any:
     """Return what a caller passed as `out=` as a NumPy array of the same memory; anything else as it is.
 
     Raises:
-        CollectiveTypeError: It has no memory that can be written to.
+        CollectiveTypeError: It has no memory that is writable to.
     """
     made = as_numpy(out, f"out= of {what}")
     if made is out or made.flags.writeable:

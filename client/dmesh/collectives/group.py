@@ -248,8 +248,8 @@ class Group(ProcessGroup):
         """
         if os.getpid() != self._process:
             raise NotInitializedError(
-                f"this process was forked from process {self._process} and cannot use its {self.label}: its "
-                "parent's connections and memory are not its own. Let it compute only, or start it with "
+                f"this process was forked from process {self._process} and cannot use its {self.label}: "
+                "its connections and memory belong to its parent. Do not call dmesh in it, or start it with "
                 'multiprocessing.get_context("spawn")'
             )
 
@@ -423,7 +423,9 @@ class Group(ProcessGroup):
             return error
         failure = generation.failure
         assert failure is not None
-        generation.notify_of(failure)  # if it failed before this call had begun, nobody has told the others
+        generation.notify_of(
+            failure
+        )  # if it failed before this call began, the others have not been notified
         generation.reported = True
         if not isinstance(error, CollectiveError):
             return error  # a Ctrl-C stays one

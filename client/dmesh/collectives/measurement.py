@@ -102,7 +102,7 @@ def measure(communicator: Communicator, seconds: float, report: Report) -> Tunin
     """
     before, shared_memory = communicator.tuning, communicator.shared_memory
     if communicator.world.size == 1:
-        raise CollectiveValueError("there is only one client; collectives are measured between two or more")
+        raise CollectiveValueError("there is only one client; measuring collectives needs two or more")
     race = _Race(communicator, seconds / _PARTS, report)
     try:
         endpoint = race.group(_FLAT_ONLY).endpoint
@@ -115,8 +115,8 @@ def measure(communicator: Communicator, seconds: float, report: Report) -> Tunin
             )
         elif not endpoint.over_tcp:
             raise CollectiveError(
-                "the clients share memory, so there is nothing to tune; DMESH_SHARED_MEMORY=0 keeps clients "
-                "of one host from it"
+                "the clients share memory, so there is nothing to tune; DMESH_SHARED_MEMORY=0 turns "
+                "shared memory off"
             )
         else:
             tuning = _measure_connections(race, endpoint.slot_bytes)

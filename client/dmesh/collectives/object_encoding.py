@@ -67,7 +67,7 @@ def decode(data: bytes | memoryview) -> Any:
     except CollectiveValueError:
         raise
     except (ValueError, TypeError, SyntaxError, ArithmeticError, struct.error, RecursionError) as error:
-        raise CollectiveValueError(f"an object that came cannot be decoded: {error}") from error
+        raise CollectiveValueError(f"a received object cannot be decoded: {error}") from error
 
 
 def _msgpack() -> Any:
@@ -195,7 +195,7 @@ def _value_of(code: int, content: bytes, depth: int) -> Any:
         raise ValueError(f"it has a value of the unknown type {code}")
     content_list = _decode(content, depth + 1)
     if type(content_list) is not list:
-        raise ValueError(f"a value of the type {code} is no list")
+        raise ValueError(f"a value of type {code} is not a list")
     return makers[code](*content_list)
 
 
@@ -206,7 +206,7 @@ def _decode_array(content: bytes, depth: int) -> np.ndarray[Any, Any]:
     made, lengths = _decode_dtype(dtype), _lengths(shape)
     endless = made.itemsize == 0 and made.kind in "SU"  # of which NumPy makes strings of length 1
     if endless or math.prod(lengths) * made.itemsize != len(content) - start:
-        raise ValueError(f"an array of {made}, shape {tuple(lengths)}, has not as many bytes")
+        raise ValueError(f"an array of {made}, shape {tuple(lengths)}, does not match its number of bytes")
     array = np.empty(lengths, made)
     if array.nbytes:
         array.reshape(-1).view(np.uint8)[...] = np.frombuffer(content, np.uint8, offset=start)
@@ -232,5 +232,5 @@ def _decode_dtype(found: Any) -> np.dtype[Any]:
 
 def _lengths(shape: Any) -> list[int]:
     if type(shape) is not list or not all(type(length) is int and length >= 0 for length in shape):
-        raise ValueError(f"the shape {shape!r} is none")
+        raise ValueError(f"the shape {shape!r} is invalid")
     return shape

@@ -72,7 +72,7 @@ _PlannedCall: Any = _base()
 
 
 class Plan(_PlannedCall):  # type: ignore[misc]
-    """A call that is ready to be made, again and again; made by `plan` and `plan_all_reduce`.
+    """Call that is prepared once and made many times; created by `plan` and `plan_all_reduce`.
 
     Where the group has a native endpoint, the first call prepares the others: dtypes, shapes, operation and
     memory are checked once, and each later call is a call of the endpoint alone. Other calls are validated
@@ -194,7 +194,7 @@ def _reads(request: Request, x: Any) -> bool:
 
 
 def plan(function: Callable[..., Any], *arguments: Any, group: Group | None = None, **named: Any) -> Plan:
-    """Prepare any call of arrays that is made again and again; nothing is sent.
+    """Prepare a call that is made many times: check its arguments and allocate its buffers. Nothing is sent.
 
     ```python
     exchange = dmesh.collectives.plan(dmesh.collectives.all_to_all, x, out=y)
@@ -234,7 +234,7 @@ def plan(function: Callable[..., Any], *arguments: Any, group: Group | None = No
 
 
 def plan_all_reduce(like: ArrayLike, op: OpLike = "sum", *, group: Group | None = None) -> Plan:
-    """Prepare an all-reduce whose input and result are made here, in shared memory where there is some.
+    """Prepare an all-reduce with its own input and result arrays, in shared memory if possible.
 
     ```python
     plan = dmesh.collectives.plan_all_reduce(like=gradient)
@@ -278,12 +278,12 @@ def planned(plan: object, x: Array | None, place: Array) -> Array:
     if x is None:
         return place
     if place is None:
-        raise CollectiveTypeError(f"{plan!r} takes no array")
+        raise CollectiveTypeError(f"{plan!r} takes no array argument")
     if not isinstance(x, np.ndarray) or x.dtype != place.dtype:
         found = x.dtype if isinstance(x, np.ndarray) else type(x).__name__
-        raise CollectiveTypeError(f"{plan!r} was called with {found}: plan another one for that")
+        raise CollectiveTypeError(f"{plan!r} was called with {found}: make another plan for it")
     if x.shape != place.shape:
         raise CollectiveValueError(
-            f"{plan!r} was called with an array of shape {x.shape}: plan another one for that"
+            f"{plan!r} was called with an array of shape {x.shape}: make another plan for it"
         )
     return x

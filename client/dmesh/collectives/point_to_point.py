@@ -119,12 +119,19 @@ def recv(
     independently of the group's collectives: receives can be started with `async_op=True` before the sends
     that they match.
 
+    ```python
+    if dmesh.rank() == 0:
+        dmesh.collectives.send(np.arange(3.0), 1, tag=7)
+    elif dmesh.rank() == 1:
+        assert list(dmesh.collectives.recv(None, 0, tag=7)) == [0.0, 1.0, 2.0]
+    ```
+
     Args:
         x: An array of the dtype and shape that will come, which is neither looked at nor changed. None if
             they are unknown: then `out` may be larger than what comes.
         src: Position of the sender; `ANY_SOURCE`; or `NULL_PEER`.
         tag: Tag of the array; or `ANY_TAG`.
-        status: Takes source, tag, dtype and shape of what has come.
+        status: Is filled with the source, tag, dtype and shape of the received array.
         out: Takes the array; without `x`, its beginning does.
 
     Returns:
@@ -180,18 +187,18 @@ def sendrecv(
     timeout: float | None = None,
     async_op: bool = False,
 ) -> Any:
-    """Send an array to one rank, and receive one from another or the same, both at once.
+    """Send an array to one rank and receive one from the same or another rank, at the same time.
 
     Ranks that all call it do not wait for each other in a circle, whatever the arrays' size.
 
     Args:
         x: The array to send, which must not overlap `out`.
         dst: Position of the receiver; or `NULL_PEER`.
-        like: An array of the dtype and shape that will come; None if they are unknown. See `recv`.
+        like: An array of the dtype and shape to receive; None if they are unknown. See `recv`.
         src: Position of the sender; `ANY_SOURCE`; or `NULL_PEER`.
         sendtag: Tag of `x`.
         recvtag: Tag of what is received; or `ANY_TAG`.
-        status: Takes source, tag, dtype and shape of what has come.
+        status: Is filled with the source, tag, dtype and shape of the received array.
         out: Takes what is received; without `like`, its beginning does.
         group: Ranks that take part; None for all clients.
         timeout: Seconds; None for the cluster's limit.
@@ -265,7 +272,7 @@ def irecv(
         out: Takes the array, which must have its dtype and shape. None if they are unknown.
         src: Position of the sender; `ANY_SOURCE`; or `NULL_PEER`.
         tag: Tag of the array; or `ANY_TAG`.
-        status: Takes source, tag, dtype and shape of what has come.
+        status: Is filled with the source, tag, dtype and shape of the received array.
         group: Ranks that take part; None for all clients.
         timeout: Seconds; None for the cluster's limit.
 
@@ -285,7 +292,7 @@ def probe(
     group: ProcessGroup | None = None,
     timeout: float | None = None,
 ) -> Status:
-    """Wait until an array can be received, and describe it; it stays where it is.
+    """Wait until an array can be received, and describe it without receiving it.
 
     A `recv(None, status.source, tag=status.tag)` of the same thread receives that array.
 
@@ -309,7 +316,7 @@ def probe(
 
 
 def iprobe(src: Source, *, tag: Tag = 0, group: ProcessGroup | None = None) -> Status | None:
-    """Describe an array that can be received now; see `probe`.
+    """Describe an array that can be received now, without waiting; see `probe`.
 
     Args:
         src: Position of the sender; `ANY_SOURCE`; or `NULL_PEER`.

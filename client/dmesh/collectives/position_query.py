@@ -130,7 +130,7 @@ class PositionQuery:
         own = self._services.rank
         running = [rank for rank, answer in list(self._answers.items()) if answer.state == "running"]
         skipped = "; ".join(
-            f"rank {rank} has not called it and never will: it waits in "
+            f"rank {rank} has not called it and never will: it is waiting in "
             + ("the shutdown of the system" if blocked.leaving else f"barrier {blocked.barrier!r}")
             for rank, blocked in found.items()
         )

@@ -9,7 +9,7 @@ from dmesh.collectives.group import Group
 
 
 def agree(flag: bool | int, group: Group | None = None, timeout: float | None = None) -> bool | int:
-    """Return the AND of the flags of all members that are alive, on a group that has failed as well.
+    """Return the AND of the flags of all members that are alive; works on a failed group, too.
 
     All members that are alive must call it; it needs a coordination service. All of them get the same value,
     even if more members die meanwhile: a member that dies in the call counts with its flag, or is missing, on
@@ -75,7 +75,7 @@ def shrink(group: Group | None = None, timeout: float | None = None) -> Group:
 
 
 def reset(group: Group | None = None, timeout: float | None = None) -> None:
-    """Make a group work again after an error in which no member was lost.
+    """Make a group usable again after an error in which no rank was lost.
 
     All members must call it: after a mismatch, a time-out, or an exception or Ctrl-C on one of them. It ends
     what is under way in the group, and returns when all have come. Nothing that was sent before reaches a

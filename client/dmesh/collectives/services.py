@@ -43,7 +43,7 @@ class WaitPolicy:
     answers_within: float = 0.25
     """Seconds for which it waits for last answers when its time has run out, so that the error is exact."""
     announce: Callable[[str], None] = announce_to_user
-    """Tells the user."""
+    """Function that prints a line for the user."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,7 +176,7 @@ class PlannedSharedAllReduce(SharedPlan):
 def plan_all_gather(
     like: ArrayLike, *, counts: Counts | None = None, group: Group | None = None
 ) -> PlannedAllGather:
-    """Prepare an all-gather that is called again and again, and whose result all ranks of a host share.
+    """Prepare an all-gather that is called many times, and whose result the ranks of a host share.
 
     ```python
     plan = dmesh.collectives.plan_all_gather(like=shard)
@@ -209,7 +209,7 @@ def plan_all_gather(
 
 
 def plan_broadcast(like: ArrayLike, root: int = 0, *, group: Group | None = None) -> PlannedBroadcast:
-    """Prepare a broadcast that is called again and again, and whose result all ranks of a host share.
+    """Prepare a broadcast that is called many times, and whose result the ranks of a host share.
 
     Args:
         like: Has dtype and shape of the array.
@@ -228,7 +228,7 @@ def plan_broadcast(like: ArrayLike, root: int = 0, *, group: Group | None = None
 def plan_shared_all_reduce(
     like: ArrayLike, op: str = "sum", *, group: Group | None = None
 ) -> PlannedSharedAllReduce:
-    """Prepare an all-reduce that is called again and again, and whose result all ranks of a host share.
+    """Prepare an all-reduce that is called many times, and whose result the ranks of a host share.
 
     Args:
         like: Has dtype and shape of the contributions.
@@ -302,7 +302,9 @@ def common_memory(
         planned = [bytes(row[:_TEXT]).rstrip().decode(errors="replace") for row in offers]
         if len(set(planned)) > 1:
             sides = (f"rank {rank} planned {its}" for rank, its in zip(group.ranks, planned, strict=True))
-            raise CollectiveMismatchError(f"{group.label}: {', '.join(sides)}. All ranks must plan the same.")
+            raise CollectiveMismatchError(
+                f"{group.label}: {', '.join(sides)}. All ranks must plan the same call."
+            )
         able = bool(offers[:, _TEXT].all())
         if able and not lends:
             assert pool is not None

@@ -91,12 +91,12 @@ class Trace(EventReader):
             self._file.flush()
         except OSError as error:
             self._broken = True
-            logger.warning("the trace %s ends here: %s", self.path, error.strerror)
+            logger.warning("the trace %s was stopped: %s", self.path, error.strerror)
 
     def _add(self, record: CallRecord) -> None:
         if self._size >= MOST_BYTES:
             if not self._left_out:
-                logger.warning("the trace %s is full: later calls are left out", self.path)
+                logger.warning("the trace %s is full: later calls are not recorded", self.path)
             self._left_out += 1
             return
         assert record.began is not None

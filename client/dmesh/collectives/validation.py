@@ -178,7 +178,7 @@ class RequestBuilder(Requests):
         like = out if receives and x is None else x
         if receives and like is None:
             raise CollectiveValueError(
-                f"{kind} must know what it will receive: pass an array of its dtype and shape, or out="
+                f"{kind} needs to know what to receive: pass an array of that dtype and shape, or out="
             )
         if kind == "scatter" and like is None:
             raise CollectiveValueError("the root of scatter must pass the array whose rows are scattered")
@@ -279,7 +279,8 @@ class RequestBuilder(Requests):
         elif out is not None:
             if self._arrays(out, kind) is not NUMPY:
                 raise CollectiveTypeError(
-                    "recv into a GPU array needs to know what comes: pass an array like it"
+                    "recv into a GPU array needs to know what to receive: pass an array of that dtype "
+                    "and shape"
                 )
             dtype = getattr(out, "dtype", np.dtype(np.uint8))
             check_out(out, dtype, getattr(out, "shape", ()), None, kind)

@@ -88,7 +88,7 @@ class Wait:
         return False
 
     def _time_out(self, attempt: Attempt) -> None:
-        """Hear once more from everybody, so that the error is exact, and fail the group."""
+        """Query all ranks once more, so that the error is exact, and fail the group."""
         work, services = self._work, self._services
         query = work.query
         query.ask(everybody=True)

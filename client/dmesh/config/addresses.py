@@ -36,8 +36,8 @@ def split_address(text: str, what: str, *, any_port: bool = False) -> tuple[str,
     text = text.strip()
     if text.startswith(BNS_PREFIX):
         raise ConfigurationError(
-            f"{what} is {shown(text)}: only Google's own name service knows BNS addresses, so nobody can "
-            "connect to it here. Expected HOST:PORT, such as host1:10000"
+            f"{what} is {shown(text)}: BNS addresses resolve only inside Google, so clients cannot "
+            "connect to it. Expected HOST:PORT, such as host1:10000"
         )
     if "/" in text:
         raise _bad_address(what, text, "it has a slash", "leave out the scheme (http://) and the path")
@@ -69,8 +69,7 @@ def split_address(text: str, what: str, *, any_port: bool = False) -> tuple[str,
     if len(port) > 5 or not (0 if any_port else 1) <= int(port) <= 65_535:
         raise _bad_address(
             what, text, f"its port {shown(port)} is not from 1 to 65535",
-            "choose one that is free on that machine; the others must know it, so it cannot be left to "
-            "chance",
+            "choose one that is free on that machine; the other clients must know it, so it cannot be 0",
         )  # fmt: skip
     return host, int(port)
 

@@ -84,7 +84,11 @@ def find_cluster(resolver: ClusterResolver | None) -> FoundCluster | None:
     if resolver is None:
         found = detect()
         if found is not None and found.takes_any_task:
-            logger.info("%s: this is one of %d clients, whichever is vacant", found.reason, len(found.jobs))
+            logger.info(
+                "%s: this is one of %d clients; the coordinator assigns the task slot",
+                found.reason,
+                len(found.jobs),
+            )
         elif found is not None:
             logger.info(
                 "%s: this is client %d of %d, started by %s (DMESH_LAUNCHER=none to run alone)",
@@ -133,8 +137,8 @@ def detect() -> FoundCluster | None:
     wanted = environ.get("DMESH_LAUNCHER", "").strip().lower() or "auto"
     if wanted not in ("auto", "none", *LAUNCHERS):
         raise ConfigurationError(
-            f"DMESH_LAUNCHER is {shown(wanted)}; expected auto, none or one of {', '.join(LAUNCHERS)}: who "
-            "started this process. Unset it for the default, auto"
+            f"DMESH_LAUNCHER is {shown(wanted)}; expected auto, none or one of {', '.join(LAUNCHERS)}: "
+            "what started this process. Unset it for the default, auto"
         )
     for name, (sign, title) in LAUNCHERS.items():
         if wanted != name and (wanted != "auto" or not environ.get(sign, "").strip()):
@@ -157,7 +161,7 @@ def detect() -> FoundCluster | None:
     if wanted not in ("auto", "none"):
         sign, title = LAUNCHERS[wanted]
         raise ConfigurationError(
-            f"DMESH_LAUNCHER is {wanted}, but this process is not one of several that {title} has started: "
+            f"DMESH_LAUNCHER is {wanted}, but {title} did not start this process as one of several: "
             f"{sign} is {shown(environ.get(sign, ''))}. Start it there, or unset DMESH_LAUNCHER"
         )
     return None
@@ -177,8 +181,9 @@ def _of_a_number(environ: Mapping[str, str]) -> FoundCluster | None:
     coordinator = Settings.load({"DMESH_COORDINATOR": environ.get("DMESH_COORDINATOR", "")}).coordinator
     if coordinator is None:
         raise ConfigurationError(
-            f"DMESH_NUM_CLIENTS is {count}, but DMESH_COORDINATOR is not set: it is there that clients meet "
-            "which do not know each other's addresses. Set it to HOST:PORT of a coordination server, or set "
+            f"DMESH_NUM_CLIENTS is {count}, but DMESH_COORDINATOR is not set: clients that do not know "
+            "each other's addresses find each other through it. Set it to HOST:PORT of a coordination "
+            "server, or set "
             "DTENSOR_JOBS to HOST:PORT of every client instead"
         )
     port = variables.integer("DMESH_PORT_BASE") or 0

@@ -201,8 +201,8 @@ class Settings:
         settings._check_backend()
         if settings.parallel_executor == "pw":
             announce(
-                "DTENSOR_USE_PARALLEL_EXECUTOR=pw asks for the Pathways backend, but NumPy is the only "
-                "backend of dmesh; going on with NumPy. Unset the variable to silence this"
+                "DTENSOR_USE_PARALLEL_EXECUTOR=pw requests the Pathways backend, which dmesh does not "
+                "have; continuing with NumPy. Unset the variable to silence this"
             )
         return settings
 
@@ -221,7 +221,7 @@ class Settings:
         if self.peer_tls and missing:
             raise ConfigurationError(
                 f"DMESH_PEER_TLS is on, but {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} "
-                "not set; peers show each other certificates, so set DMESH_TLS_CA to the PEM file of the "
+                "not set; peers verify each other's certificates, so set DMESH_TLS_CA to the PEM file of the "
                 "authority that signed them, and DMESH_TLS_CERT and DMESH_TLS_KEY to this client's own "
                 "certificate and key"
             )
@@ -240,8 +240,8 @@ class Settings:
             )
         if self.peer_tls:
             raise ConfigurationError(
-                f"{asked} and DMESH_PEER_TLS is on, but MPI encrypts nothing that dmesh could vouch for. Use "
-                "DMESH_BACKEND=tcp, or unset DMESH_PEER_TLS where the network itself can be trusted"
+                f"{asked} and DMESH_PEER_TLS is on, but MPI does not encrypt its traffic. Use "
+                "DMESH_BACKEND=tcp, or unset DMESH_PEER_TLS if you trust the network"
             )
 
 
@@ -301,7 +301,7 @@ def read_jobs(environ: Mapping[str, str]) -> tuple[str, ...]:
         what = f"entry {index} of DTENSOR_JOBS"
         if not entry:
             raise ConfigurationError(
-                f"{what} is empty in {shown(raw)}: is there a comma too many? Expected HOST:PORT of each "
+                f"{what} is empty in {shown(raw)}; remove the extra comma. Expected HOST:PORT of each "
                 "client, separated by single commas"
             )
         if entry.startswith(BNS_PREFIX):
@@ -410,8 +410,8 @@ def read_backend(environ: Mapping[str, str], argument: object = None) -> str:
     name = "DMESH_BACKEND" if argument is None else "backend"
     given = shown(raw) if isinstance(raw, str) else repr(raw)
     raise ConfigurationError(
-        f"{name} is {given}; expected {' or '.join(BACKENDS)}: what carries arrays between clients. Leave it "
-        f"out for the default, {Settings.backend}"
+        f"{name} is {given}; expected {' or '.join(BACKENDS)}, the transport of arrays between clients. "
+        f"Leave it out for the default, {Settings.backend}"
     )
 
 
@@ -429,8 +429,8 @@ def read_native(environ: Mapping[str, str]) -> bool | None:
     if raw.lower() in ("1", "true", "yes", "on"):
         return True
     raise ConfigurationError(
-        f"DMESH_NATIVE is {shown(raw)}; expected 1 (the native core or an error), 0 (never) or auto (if it "
-        "is there). Unset it for the default, auto"
+        f"DMESH_NATIVE is {shown(raw)}; expected 1 (require the native core), 0 (never use it) or auto "
+        "(use it if it is installed). Unset it for the default, auto"
     )
 
 

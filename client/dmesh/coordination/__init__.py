@@ -159,12 +159,19 @@ def key_value_set(
 ) -> int:
     """Set a key.
 
+    ```python
+    if dmesh.rank() == 0:
+        dmesh.coordination.key_value_set("run/name", "blue-42")
+    name = dmesh.coordination.key_value_get("run/name", encoding="utf-8")
+    assert name == "blue-42"
+    ```
+
     Args:
-        key: 1-1024 bytes in UTF-8. "/" has no meaning of its own; `dmesh/...` are the SDK's own keys.
-        value: At most 1 MiB, unless the coordinator is set otherwise. A `str` stands for its UTF-8 encoding.
+        key: 1-1024 bytes in UTF-8. "/" has no special meaning; keys that begin with `dmesh/` are reserved.
+        value: At most 1 MiB, unless the coordinator has another limit. A `str` is stored as UTF-8.
         allow_overwrite: Replace an existing value.
-        owned: This process owns the key: if the coordinator comes back without its store, the key is set
-            again before any call of this process goes on. No other process should set or delete it.
+        owned: This process owns the key: if the coordinator loses its store, the key is set again before any
+            call of this process continues. No other process should set or delete it.
         ttl: Seconds after which the key is deleted, unless it is set again; None for never.
         lease: Delete the key when this lease ends: see `lease`.
         ephemeral: Delete the key when this process leaves, fails or is lost.
@@ -176,14 +183,14 @@ def key_value_set(
         KeyExistsError: The key has a value, and overwriting was not allowed.
         LeaseExpiredError: The lease has ended.
         LimitExceededError: The value is too large, or the store is full.
-        StoreLostError: The coordinator came back without what this process was told; so can every call here.
+        StoreLostError: The coordinator lost data that this process has seen. Every call here can raise it.
     """
     from dmesh.coordination.barriers import refuse_reserved
 
     refuse_reserved(key, "keys")
     if sum((ttl is not None, lease is not None, bool(ephemeral), bool(owned))) > 1:
         raise ConfigurationError(
-            f"key {key!r} is kept, or ends with one thing: give one of owned, ttl, lease and ephemeral"
+            f"key {key!r} can have only one lifetime: pass at most one of owned, ttl, lease and ephemeral"
         )
     agent = _agent()
     if ttl is not None:
@@ -329,7 +336,7 @@ def transaction(
     then: Iterable[Operation] = (),
     otherwise: Iterable[Operation] = (),
 ) -> TransactionResult:
-    """Compare keys, and then change and read several of them: all at one revision, or nothing.
+    """Compare keys, then change and read several of them: all at one revision, or not at all.
 
     ```python
     from dmesh import coordination
@@ -375,7 +382,7 @@ def transaction(
 def watch(prefix: str, from_revision: int | None = None) -> Watch:
     """Watch all keys that start with `prefix`: iterate over what this returns.
 
-    Every change is told once, in order of revision, also across a lost connection and a restart of the
+    Every change is delivered once, in order of revision, also across a lost connection and a restart of the
     coordinator. Close it (from any thread), or use it in a `with` statement.
 
     Args:
@@ -410,7 +417,7 @@ def member(task: int | str) -> Member:
         task: A rank (client id), or a task such as `/job:worker/task:2`.
 
     Returns:
-        The client; its `incarnation` is 0 if nobody has taken the task yet.
+        The client; its `incarnation` is 0 if no process has taken the task yet.
 
     Raises:
         ConfigurationError: There is no such task.
@@ -419,7 +426,7 @@ def member(task: int | str) -> Member:
 
 
 def epoch() -> int:
-    """Return the latest epoch of the cluster that this process has heard of.
+    """Return the latest epoch of the cluster that this process has seen.
 
     Epochs grow whenever a client registers, leaves, fails or is lost.
     """
@@ -427,7 +434,7 @@ def epoch() -> int:
 
 
 def wait_for_epoch(after: int, timeout: float | None = None) -> int:
-    """Wait until the cluster's epoch is larger than `after`, and return it: a client has come or gone.
+    """Wait until the cluster's epoch is larger than `after`, and return it: a member has come or gone.
 
     ```python
     from dmesh import coordination
@@ -442,7 +449,7 @@ def wait_for_epoch(after: int, timeout: float | None = None) -> int:
         timeout: Seconds to wait; 0 not to wait, None for no limit.
 
     Raises:
-        WaitTimeoutError: No client came or went in time.
+        WaitTimeoutError: The epoch did not grow in time.
         CoordinatorUnavailableError: The coordinator has been silent for too long.
     """
     with TRACKER.during(f"waiting for the epoch after {after}"):
@@ -450,7 +457,7 @@ def wait_for_epoch(after: int, timeout: float | None = None) -> int:
 
 
 def rejoined() -> bool:
-    """Return whether this process took the place of a client that was lost, while the others went on.
+    """Return whether this process replaced a lost client while the others kept running.
 
     That is possible under the restart policy `rejoin` (`DMESH_RESTART_POLICY`). Such a process takes part in
     collectives from its first barrier of all clients on; the others, whose collectives have raised a
@@ -474,7 +481,7 @@ def rejoined() -> bool:
 
 
 def progress() -> None:
-    """Report progress during a long section of work without barriers or collectives.
+    """Report that this process makes progress, in long work without barriers or collectives.
 
     A process that others wait for, and that makes no progress meanwhile, is reported to all as stuck, with
     its stack. Costs less than a microsecond: nothing is sent until the next heartbeat.
@@ -483,7 +490,7 @@ def progress() -> None:
 
 
 def reached_preemption_sync_point(step: int) -> bool:
-    """Return whether all clients save what they have at this step, because one will be taken away.
+    """Return whether all clients save at this step, because one of them will be preempted.
 
     Every client calls it at each of its steps, with the same sequence of growing numbers. Once a preemption
     was announced (by `announce_preemption`, or a signal: see `handle_preemption_signals`), the clients agree
@@ -499,9 +506,10 @@ def reached_preemption_sync_point(step: int) -> bool:
             break
     ```
 
-    It takes microseconds until a preemption is announced. Then it waits until all clients have reported their
-    step, which each does by itself once it has called this function; lost clients no longer count. A client
-    that took the place of a lost one and was not there when the step was agreed on keeps to it, too.
+    It takes microseconds as long as no preemption is announced. After an announcement, it waits until all
+    clients have reported their positions, which they do by themselves once they have called this function;
+    lost clients are left out. A client that replaced a lost one after the step was chosen uses that step,
+    too.
 
     Args:
         step: The number of this step.
@@ -510,7 +518,7 @@ def reached_preemption_sync_point(step: int) -> bool:
 
 
 def announce_preemption(reason: str = "") -> None:
-    """Tell all clients that this one is about to be taken away, so that all save at the same step.
+    """Announce that this client is about to be preempted, so that all clients save at the same step.
 
     Returns at once and may be used in a signal handler: a thread of its own tells the others. Announcing
     again before all are past the step agreed on changes nothing.
@@ -524,12 +532,12 @@ def announce_preemption(reason: str = "") -> None:
 
 
 def add_preemption_listener(listener: Callable[[PreemptionNotice], object]) -> None:
-    """Add a function to call when a client announces a preemption, on a thread of dmesh."""
+    """Add a function to call when a client announces its preemption; it runs on a thread of dmesh."""
     _agent().preemption.add_listener(listener)
 
 
 def handle_preemption_signals(signals: Collection[int] = (signal.SIGTERM,)) -> None:
-    """Make signals to this process announce its preemption, instead of ending it at once.
+    """Announce this process's preemption when it receives a signal, instead of ending it at once.
 
     A handler that is there already is called, too. The process has to end by itself: see
     `reached_preemption_sync_point`. Shutting dmesh down restores the former handlers. Call it in the main
@@ -545,7 +553,7 @@ def handle_preemption_signals(signals: Collection[int] = (signal.SIGTERM,)) -> N
 
 
 def report_error(message: str, code: int = 0) -> None:
-    """Declare this process failed and tell every other one why; it takes part in nothing any more.
+    """Declare this process failed and report the reason to all others. It cannot use the cluster any more.
 
     Args:
         message: Description of the failure, for the people who read the others' errors.

@@ -43,7 +43,7 @@ _NOT_THE_USERS = (
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """Activity of a process when it was asked."""
+    """State of a process at the time of a status query."""
 
     operation: str
     """In words, such as `barrier 'loaded'`; empty if its main thread was in no operation of dmesh."""
@@ -164,11 +164,11 @@ class ActivityTracker:
             self._operations[threading.get_ident()] = previous
 
     def report(self) -> Activity:
-        """Tell what the main thread is doing now. May be called by any thread."""
+        """Describe what the main thread is doing now. May be called by any thread."""
         return Activity(self._operation(), self._age(), _stack(sys._current_frames().get(_main_thread())))
 
     def position(self) -> Position:
-        """Tell the same in short: of the stack only where the user's program is. Any thread."""
+        """Describe the same in short, with only the user's program of the stack. Any thread."""
         frame = sys._current_frames().get(_main_thread())
         return Position(_where(frame), self._operation(), self._age())
 
@@ -185,7 +185,7 @@ class ActivityTracker:
         return max([self._progressed_at, *(last for _, last in self._progress())])
 
     def report_proto(self) -> common_pb2.Activity:
-        """Tell the same for the wire."""
+        """Return the same as a protocol message."""
         report = self.report()
         return common_pb2.Activity(
             operation=report.operation, age_ms=int(report.age * 1000), stack=report.stack

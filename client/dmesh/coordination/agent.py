@@ -56,7 +56,7 @@ __all__ = ["Agent", "Identity"]
 
 _MAX_MESSAGE = 4096
 _GIVE_UP = 2.0
-"""Seconds to tell the coordinator that this process gives up while joining."""
+"""Seconds to notify the coordinator that this process gives up while joining."""
 
 
 class Agent(KeyValueMethods, BarrierMethods):
@@ -159,7 +159,7 @@ class Agent(KeyValueMethods, BarrierMethods):
         with self._lock:
             if self._started or self._closed:
                 raise CoordinationError(
-                    "an agent can be started once; make a new one, with a new incarnation"
+                    "an agent can only be started once; create a new one, with a new incarnation"
                 )
             self._started = True
         deadline = time.monotonic() + self._connect_timeout
@@ -179,16 +179,16 @@ class Agent(KeyValueMethods, BarrierMethods):
             raise
 
     def leave(self, reason: str = "", timeout: float = 10.0, *, clean: bool = False) -> None:
-        """Give the task slot up and close the agent, whether or not the coordinator could be told.
+        """Give the task slot up and close the agent, whether or not the coordinator answers.
 
         Args:
             reason: Empty for a clean leave. Otherwise this process ends without a proper shutdown, and is
                 FAILED for this reason, unless `clean` is set.
-            timeout: Seconds to try to tell the coordinator.
+            timeout: Seconds to try to notify the coordinator.
             clean: The leave is clean although it has a reason: the program ended normally.
 
         Raises:
-            CoordinatorUnavailableError: It could not be told, and will notice by itself.
+            CoordinatorUnavailableError: The coordinator did not answer; it will detect the departure itself.
         """
         request = pb.LeaveRequest(
             caller=self._caller,
@@ -251,7 +251,7 @@ class Agent(KeyValueMethods, BarrierMethods):
     def abandon(self, error: CoordinationError) -> None:
         """End the session because of something that was learned elsewhere, such as the death of its host.
 
-        Every call and wait raises `error` from now on, and the failure listeners are told.
+        Every call and wait raises `error` from now on, and the failure listeners are called.
         """
         self._session.fail(error)
 
@@ -313,25 +313,25 @@ class Agent(KeyValueMethods, BarrierMethods):
         return self._session.registration.settings
 
     def add_departure_listener(self, listener: DepartureListener) -> None:
-        """Add somebody to tell of every other member that left, failed or was lost, once each.
+        """Add a listener for every other member that leaves, fails or is lost, once each.
 
-        Departures that are known already are told at once. Listeners are called in order, on one thread of
-        the agent; they may block and may call the agent.
+        Departures that are known already are dispatched at once. Listeners are called in order, on one thread
+        of the agent; they may block and may call the agent.
         """
         self._dispatcher.add_departure_listener(listener)
 
     def add_rejoin_listener(self, listener: RejoinListener) -> None:
-        """Add somebody to tell of every process that takes the slot of a departed member, from now on."""
+        """Add a listener for processes that take the slot of a departed member, from now on."""
         self._dispatcher.add_rejoin_listener(listener)
 
     def add_liveness_listener(self, listener: LivenessListener) -> None:
-        """Add somebody to tell of every member that becomes blocked or stuck, or live again, from now on."""
+        """Add a listener for members that become blocked, stuck or live again, from now on."""
         self._dispatcher.add_liveness_listener(listener)
 
     def add_failure_listener(self, listener: FailureListener) -> None:
-        """Add somebody to tell when this process is fenced, or the coordinator was silent for too long.
+        """Add a listener for the fencing of this process and for absences of the coordinator.
 
-        A `CoordinatorUnavailableError` is told once per absence, and the coordinator is looked for all the
+        It gets a `CoordinatorUnavailableError` once per absence, and the coordinator is looked for all the
         same; any other error is final.
         """
         self._dispatcher.add_failure_listener(listener)
@@ -417,7 +417,7 @@ class Agent(KeyValueMethods, BarrierMethods):
         return self.cluster_state(timeout).vacant
 
     def report_error(self, message: str, code: int = 0) -> None:
-        """Declare this process FAILED and tell every member why.
+        """Declare this process FAILED and report the reason to every member.
 
         From then on the coordinator accepts nothing from it: every call raises `FencedError`.
 
@@ -438,7 +438,7 @@ class Agent(KeyValueMethods, BarrierMethods):
     def report_waiting(self, operation: str, ranks: Sequence[int], age: float) -> None:
         """Tell the coordinator that this process has waited long for others where it cannot see that.
 
-        It asks those what they are doing, and tells everybody if they are stuck. Does not block.
+        It queries the awaited members, and reports them to all clients if they are stuck. Does not block.
 
         Args:
             operation: What this process waits in: "all_reduce number 12 of the world".
@@ -449,7 +449,7 @@ class Agent(KeyValueMethods, BarrierMethods):
         self._events.report_waiting(operation, [Task(job, rank) for rank in ranks], age)
 
     def add_report_source(self, source: ReportSource) -> None:
-        """Add somebody who knows of this process's progress, for what the coordinator is told of it."""
+        """Add a source of this process's progress, for the reports to the coordinator."""
         self._reports.add(source)
 
     def announce_mesh(self, mesh: progress_pb2.AnnouncedMesh) -> None:

@@ -16,21 +16,25 @@ def barrier(
 ) -> None:
     """Wait until all participants have called it with the same name.
 
-    A name may be used again: instances are counted, in every process. A participant that leaves, fails or is
-    lost fails the barrier for all others at once.
+    A name can be used again: every process counts its instances. If a participant leaves, fails or is lost,
+    the barrier fails for all others at once.
+
+    ```python
+    dmesh.coordination.barrier("data loaded", timeout=60)
+    ```
 
     Args:
-        name: 1-256 characters. Names that begin with `dmesh/` are the SDK's own.
+        name: 1-256 characters. Names that begin with `dmesh/` are reserved.
         participants: Ranks (client ids) or tasks (`/job:worker/task:2`), in any order but the same ones in
             every call; None for every task of the cluster.
         timeout: Seconds that the first caller gives the others; None for no limit.
 
     Raises:
-        BarrierTimeoutError: Time ran out; `members` has everyone who did not come.
+        BarrierTimeoutError: The barrier timed out; `members` has the missing tasks.
         BarrierError: A participant left, failed or was lost; `members` has it.
         BarrierCancelledError: A participant cancelled it.
         BarrierMismatchError: The callers name different participants, or this process is not one of them.
-        CollectiveMismatchError: A participant waits for this process in a collective, and cannot come.
+        CollectiveMismatchError: A participant waits for this process in a collective, so it cannot arrive.
         CoordinatorUnavailableError: The coordinator has been silent for too long.
     """
     refuse_reserved(name, "barrier names")
@@ -101,7 +105,7 @@ def arrive(
 
 
 def barrier_progress(name: str) -> BarrierProgress:
-    """Return how many instances of a barrier are over, and which tasks have arrived at the next.
+    """Return a barrier's progress: its number of finished instances, and the arrivals at the next one.
 
     Args:
         name: The barrier's name.
@@ -116,7 +120,7 @@ def barrier_progress(name: str) -> BarrierProgress:
 def double_barrier(
     name: str, participants: Collection[int | str] | None = None, timeout: float | None = None
 ) -> Iterator[None]:
-    """Enter and leave a section of work together: a barrier before and one after the body.
+    """Enters and leaves a block together with the other processes: a barrier before and one after the body.
 
     ```python
     from dmesh import coordination
@@ -141,7 +145,7 @@ def double_barrier(
 
 
 def cancel_barrier(name: str) -> None:
-    """End a barrier for all that wait at it: each of them gets a `BarrierCancelledError`.
+    """Cancel a barrier: every task that waits at it gets a `BarrierCancelledError`.
 
     Raises:
         CoordinationError: This process is not one of its participants, or it is not under way.

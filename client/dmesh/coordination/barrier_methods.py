@@ -69,16 +69,16 @@ class BarrierMethods:
         self._last_world_epoch = 0
 
     def set_world_barrier_listener(self, listener: Callable[[int], None]) -> None:
-        """Set who is told of every barrier of all tasks that succeeds, with the cluster's epoch at its end.
+        """Set the listener for successful barriers of all tasks; it gets the cluster's epoch at their end.
 
-        Called on the thread of whoever waited, before `barrier` returns; `barrier` raises what it raises.
+        It runs on the thread that waited, before `barrier` returns; `barrier` raises its exceptions.
         """
         self._on_world_barrier = listener
 
     def set_barrier_listener(self, listener: Callable[[Arrival], None]) -> None:
-        """Set who is told of every barrier when this process does not wait at it any more.
+        """Set the listener for every barrier at which this process stops waiting, whatever the outcome.
 
-        Called on the thread of whoever waited; must not raise.
+        It runs on the thread that waited, and must not raise.
         """
         self._on_barrier = listener
 
@@ -171,7 +171,7 @@ class BarrierMethods:
             raise arrival.error
         if arrival.fault is not None:
             raise arrival.fault.exception()
-        # At the epoch of the last meeting, there is nothing new to take note of.
+        # At the epoch of the last barrier of all tasks, the membership has not changed.
         if arrival.epoch != self._last_world_epoch and (not tasks or tasks == self._identity.all_tasks):
             if self._on_world_barrier is not None:
                 self._on_world_barrier(arrival.epoch)
@@ -225,8 +225,8 @@ class BarrierMethods:
             if over:
                 raise BarrierTimeoutError(
                     f"{title} had no outcome within this process's limit of {timeout:g} s"
-                    f"{self._calls.absence()}; missing: {names}. The first to arrive set a longer limit, or "
-                    "none: the others may still wait. Give all callers the same timeout.",
+                    f"{self._calls.absence()}; missing: {names}. The first caller set a longer timeout, "
+                    "or none, so the others may still be waiting. Give all callers the same timeout.",
                     missing,
                 )
             of = "" if timeout is None else f" of {timeout:g}"

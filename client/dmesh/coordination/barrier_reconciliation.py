@@ -1,8 +1,9 @@
 """Reconciliation with a restarted server: presents the barriers whose success it may have forgotten.
 
 The server tells its clients at once that a barrier has succeeded, and makes that durable a moment later. So
-after a restart of the server, clients that were told present it to the new one, for those that were not. The
-server that told them needs nothing, however often connections break. All of it may be more than the server
+after a restart of the server, clients that got the result report it to the new one, for those that did not.
+The server that sent the result needs no report, however often connections break. All results may be more than
+the server
 reads in one message.
 """
 

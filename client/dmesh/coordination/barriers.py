@@ -39,7 +39,8 @@ def refuse_reserved(name: str, what: str) -> None:
     """
     if isinstance(name, str) and name.startswith(RESERVED_PREFIX):
         raise ConfigurationError(
-            f"{what} that begin with {RESERVED_PREFIX!r} are dmesh's own, {name!r} is not yours to use"
+            f"{what} that begin with {RESERVED_PREFIX!r} are reserved for dmesh: use another name than "
+            f"{name!r}"
         )
 
 
@@ -61,7 +62,8 @@ def participant_tasks(
         return ()
     if isinstance(participants, str | bytes) or not isinstance(participants, Collection):
         raise ConfigurationError(
-            f"participants must be a collection of ranks or tasks, not {participants!r}; None means everybody"
+            f"participants must be a collection of ranks or tasks, not {participants!r}; None means all "
+            "clients"
         )
     tasks = []
     for participant in participants:
@@ -80,11 +82,11 @@ def participant_tasks(
         tasks.append(task)
     if not tasks:
         raise ConfigurationError(
-            "a barrier needs participants: give at least this process, or None for everybody"
+            "a barrier needs participants: name at least this process, or pass None for all clients"
         )
     if len(set(tasks)) != len(tasks):
         twice = sorted({str(task) for task in tasks if tasks.count(task) > 1})
-        raise ConfigurationError(f"these participants are named twice: {', '.join(twice)}")
+        raise ConfigurationError(f"these participants are listed more than once: {', '.join(twice)}")
     if own not in tasks:
         raise BarrierMismatchError(
             f"{own} calls the barrier but is not among its participants "
@@ -103,7 +105,7 @@ def timeout_ms(timeout: float | None) -> int:
         return 0
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
         raise ConfigurationError(
-            f"timeout must be a positive number of seconds, or None for no limit; not {timeout!r}"
+            f"timeout must be a positive number of seconds, or None for no limit; got {timeout!r}"
         )
     return max(1, math.ceil(timeout * 1000))
 
@@ -244,8 +246,8 @@ class Barriers:
         with self._lock:
             if name in self._waiting:
                 raise BarrierMismatchError(
-                    f"another thread of this process already waits at barrier {name!r}: a process takes part "
-                    "once. Give the second one a name of its own."
+                    f"another thread of this process already waits at barrier {name!r}: a process can "
+                    "only arrive once. Use another name in the second thread."
                 )
             instance = self._finished.get(name, self._first)
             request = pb.EnterBarrier(

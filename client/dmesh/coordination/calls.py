@@ -107,7 +107,8 @@ class Calls:
         if bounded and not self._changes.acquire(blocking=False):
             raise LimitExceededError(
                 f"{_MOST_CHANGES} calls of this process that change something outside of its session are "
-                f"unanswered: {doing} could be done twice if its answer were lost. Wait for some of them."
+                f"unanswered: {doing} could be applied twice if its answer were lost. Wait for some of "
+                "them first."
             )
         try:
             while True:
@@ -143,7 +144,7 @@ class Calls:
         """Ask the key-value store, through the session, what it answers at once.
 
         Asked again on every session until there is an answer. A server that is blocked, whose connection
-        lives, is waited for without limit; the caller is told.
+        lives, is waited for without limit; a line tells the user.
 
         Args:
             kind: The field of `KeyValueCall` that holds the request.

@@ -1,4 +1,4 @@
-"""Tells listeners what happened to the cluster, on a thread of its own: a slow one holds up nobody."""
+"""Event dispatcher: calls the listeners for cluster events on a thread of its own."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _PATIENCE = 5.0
 class EventDispatcher:
     """Departures and failures, reported once to every listener, in order.
 
-    A listener added late is told of what happened before, too: between joining a cluster and listening there
-    is always a moment. The thread starts with the first thing to tell. What waits to be told is bounded by
+    A listener that is added late also gets earlier events: some may happen between joining a cluster and
+    adding a listener. The thread starts with the first event. The queue of events is bounded by
     the number of members that can depart and rejoin, and how often they get stuck.
     """
 
@@ -46,24 +46,24 @@ class EventDispatcher:
         self._closed = False
 
     def add_departure_listener(self, listener: DepartureListener) -> None:
-        """Add somebody to tell of each member that departs."""
+        """Add a listener for departures of members."""
         with self._lock:
             self._departure_listeners.append(listener)
             for member in self._departed.values():
                 self._dispatch(lambda member=member: listener(member))  # type: ignore[misc]
 
     def add_rejoin_listener(self, listener: RejoinListener) -> None:
-        """Add somebody to tell of each member that takes the task slot of a departed one, from now on."""
+        """Add a listener for members that take the slot of a departed one, from now on."""
         with self._lock:
             self._rejoin_listeners.append(listener)
 
     def add_liveness_listener(self, listener: LivenessListener) -> None:
-        """Add somebody to tell of each member that becomes blocked or stuck, or live again, from now on."""
+        """Add a listener for members that become blocked, stuck or live again, from now on."""
         with self._lock:
             self._liveness_listeners.append(listener)
 
     def add_failure_listener(self, listener: FailureListener) -> None:
-        """Add somebody to tell when the session fails."""
+        """Add a listener for failures of the session."""
         with self._lock:
             self._failure_listeners.append(listener)
             if self._final is not None:
@@ -71,7 +71,7 @@ class EventDispatcher:
                 self._dispatch(lambda: listener(final))
 
     def departed(self, members: Iterable[Member]) -> None:
-        """Note members that are gone; those known already are not told again."""
+        """Dispatch the departures that are not known yet."""
         with self._lock:
             for member in members:
                 key = (member.job, member.index, member.incarnation)
@@ -111,12 +111,12 @@ class EventDispatcher:
             return frozenset(self._replaced)
 
     def dispatch(self, notice: Callable[[], None]) -> None:
-        """Have something else told, in order with the rest."""
+        """Queue another call, in order with the events."""
         with self._lock:
             self._dispatch(notice)
 
     def failed(self, error: CoordinationError, *, final: bool) -> None:
-        """Note a failure of the session. A final one is also told to listeners that come later."""
+        """Dispatch a failure of the session. Listeners that are added later also get a final one."""
         with self._lock:
             if final:
                 self._final = error
@@ -124,7 +124,7 @@ class EventDispatcher:
                 self._dispatch(lambda listener=listener: listener(error))  # type: ignore[misc]
 
     def close(self) -> None:
-        """Tell what is still to be told, then end the thread. May be called by a listener."""
+        """Dispatch the queued events, then end the thread. May be called by a listener."""
         with self._lock:
             self._closed = True
             worker = self._worker
@@ -145,5 +145,5 @@ class EventDispatcher:
         while (notice := self._queue.get()) is not None:
             try:
                 notice()
-            except Exception:  # noqa: BLE001 -- a listener's error must not keep the others from being told
-                logger.exception("a listener of the coordination session failed")
+            except Exception:  # noqa: BLE001 -- a listener's error must not stop the others
+                logger.exception("a listener of the coordination session raised an exception")

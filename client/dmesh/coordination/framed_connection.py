@@ -142,7 +142,7 @@ class FramedConnection(Carrier):
         except grpc.RpcError as error:
             fault = faults.from_rpc(error)
             if fault.code is grpc.StatusCode.UNIMPLEMENTED:
-                raise NoCarrier("the coordinator knows none", certain=True) from None
+                raise NoCarrier("the coordinator does not offer one", certain=True) from None
             return fault
         except StopIteration:
             return _BROKE

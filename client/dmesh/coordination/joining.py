@@ -40,7 +40,7 @@ def register(
         session: Not started yet.
         identity: Who registers.
         patience: Limits and intervals.
-        announce: Tells the user what is waited for.
+        announce: Function that prints a line for the user.
         timeout: Seconds within which the coordinator must be found.
 
     Raises:
@@ -123,7 +123,7 @@ def attach(session: Session, patience: Patience, announce: Callable[[str], None]
     Args:
         session: Registered and started.
         patience: Limits and intervals.
-        announce: Tells the user what is waited for.
+        announce: Function that prints a line for the user.
         deadline: Until when, by the monotonic clock; at least one attempt is waited for.
 
     Raises:

@@ -125,8 +125,8 @@ class KeyValueMethods:
         reply = self._calls.wait("get", request, doing=f"waiting for key {key!r}", timeout=timeout)
         if reply is None:
             raise KeyWaitTimeoutError(
-                f"key {key!r} did not appear within {timeout:g} s{self._calls.absence()}: is the process "
-                "that sets it there, and does it use the same key?"
+                f"key {key!r} did not appear within {timeout:g} s{self._calls.absence()}. Check that the "
+                "process that sets it is running and uses the same key."
             )
         value = reply.get.kv.value
         return value if encoding is None else decode_value(value, key, encoding)

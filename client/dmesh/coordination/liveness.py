@@ -9,19 +9,19 @@ from dmesh.coordination.activity import ActivityTracker
 from dmesh.coordination.members import Liveness, Member, Task
 
 _Known = tuple[Liveness, str, str]
-"""State, operation and place that the user was told of."""
+"""State, operation and source line in the last report to the user."""
 
 
 class LivenessBoard:
     """Announces each member that becomes blocked or stuck, or goes on after that, once per change.
 
-    Only while this process waits for others: what holds up nobody here is not this program's to report. A
+    Only while this process waits for others: members that hold up no rank here are not reported. A
     member that was not announced for that reason is, when the server tells of it again.
 
     Args:
         own: Incarnation of this process.
         tracker: Knows whether this process waits.
-        announce: Tells the user.
+        announce: Function that prints a line for the user.
     """
 
     def __init__(self, own: int, tracker: ActivityTracker, announce: Callable[[str], None]) -> None:
@@ -39,20 +39,20 @@ class LivenessBoard:
                 self._announce(line)
 
     def _news(self, member: Member) -> str:
-        """Return what the user should be told of a member; empty if there is nothing new."""
+        """Return a line about a member for the user; empty if there is nothing new."""
         key = (Task(member.job, member.index), member.incarnation)
         name = f"rank {member.rank}, {member.describe()},"
         with self._lock:
             if not member.trouble:
                 reported = self._reported.pop(key, None)
-                return f"{name} goes on: it was {reported[0].name.lower()}" if reported is not None else ""
+                return f"{name} recovered: it was {reported[0].name.lower()}" if reported is not None else ""
             doing = member.activity
             known = (member.liveness, doing.operation if doing else "", doing.where if doing else "")
             if self._reported.get(key) == known:
                 return ""
             if member.incarnation == self._own:
                 self._reported[key] = known
-                return f"others wait for this process: it is {member.trouble}"
+                return f"other ranks are waiting for this process, which is {member.trouble}"
             if not self._tracker.waiting:
                 return ""
             self._reported[key] = known

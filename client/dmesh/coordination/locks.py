@@ -348,7 +348,7 @@ class Election(_Held):
         """Wait until this process leads; return its fencing token.
 
         Args:
-            value: What the others are told of the leader, for example its address; str stands for UTF-8.
+            value: Published value of the leader, for example its address; a str is stored as UTF-8.
             timeout: Seconds to wait; 0 not to wait, None for no limit.
 
         Raises:

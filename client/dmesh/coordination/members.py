@@ -258,7 +258,7 @@ class Members(tuple[Member, ...]):
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """Process that came to a barrier of those alive."""
+    """Process that arrived at an `alive_barrier`."""
 
     task: Task
     """Its task."""

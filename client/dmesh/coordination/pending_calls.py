@@ -108,7 +108,7 @@ class PendingCalls:
             if len(encoded) > max_bytes:
                 raise LimitExceededError(
                     f"the request has {len(encoded)} bytes; one message to the coordinator may have "
-                    f"{max_bytes}. Nothing was asked: ask for less at a time, keep large data elsewhere, or "
+                    f"{max_bytes}. It was not sent: split the request, keep large data elsewhere, or "
                     "start the server with a larger --max-request-size."
                 )
             if not pending.reply_slot:

@@ -86,7 +86,7 @@ class PreemptionSync:
         cluster_state: Asks for the members.
         store: The key-value store, by calls that do not announce whom they wait for.
         tracker: Knows what this process is doing.
-        announce: Tells the user.
+        announce: Function that prints a line for the user.
         announce_interval: Seconds between two lines of a call that waits.
     """
 
@@ -139,7 +139,7 @@ class PreemptionSync:
                 self._next = step + 1
                 return False
             if self._next is None:
-                self._next = step  # nobody is past it: everybody is held until this member has posted
+                self._next = step  # no member is past it: all wait until this one has posted
             decided = self._sync is not None
         if not decided:
             self._bell.ring()
@@ -155,7 +155,7 @@ class PreemptionSync:
         return True
 
     def announce(self, reason: str) -> None:
-        """Tell all members that this one is about to be preempted. Blocks; not for the threads of users."""
+        """Announce to all members that this one is about to be preempted. Blocks; not for users' threads."""
         self.start()
         process = self._own.process
         notice = json.dumps(
@@ -173,7 +173,7 @@ class PreemptionSync:
                 return
 
     def add_listener(self, listener: PreemptionListener) -> None:
-        """Add somebody to tell of notices, the one under way included."""
+        """Add a listener for notices, including the pending one."""
         with self._lock:
             self._listeners.append(listener)
             notice = self._notice
@@ -330,7 +330,7 @@ class PreemptionSync:
         return sum(task < self._own.task and task not in gone for task in self._own.all_tasks)
 
     def _decide(self) -> tuple[Member, ...]:
-        """Set the sync point if everybody has posted; return who has not."""
+        """Set the sync point if all members have posted; return those that have not."""
         posts, missing = self._posts(self._round)
         if any(member.incarnation == self._own.incarnation for member in missing) or not self._has_notice():
             # The store was lost with its server, before this member posted or after. All is said again.

@@ -32,7 +32,7 @@ def announce_in_background(reason: str) -> None:
         raise ConfigurationError(f"the reason for a preemption is a string, not {reason!r}")
     if context.current().find(AgentSource) is None:
         raise NotInitializedError(
-            "without a coordination service (enable_coordination_service=False) there is no way to announce "
+            "without a coordination service (enable_coordination_service=False), a process cannot announce "
             "a preemption"
         )
     _thread.start_new_thread(_announce, (reason,))

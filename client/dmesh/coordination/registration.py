@@ -1,4 +1,4 @@
-"""Asking for a task slot, and what a client is told when it has taken it."""
+"""Registration: request for a task slot, and the answer to it."""
 
 from __future__ import annotations
 

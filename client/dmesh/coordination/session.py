@@ -124,7 +124,7 @@ class Session:
 
     @property
     def store_losses(self) -> int:
-        """Number of times the server came back without data that this process had been told was stored."""
+        """Number of times the server came back without data that it had acknowledged to this process."""
         with self._lock:
             return self._losses
 

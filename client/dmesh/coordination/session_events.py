@@ -127,7 +127,7 @@ class SessionEvents:
         self._waiting.begin_generation(cluster_incarnation)
 
     def on_store_lost(self) -> None:
-        """The server's store lacks what this process was told: calls under way must not go on with it."""
+        """Fail pending calls: the server's store lacks data that this process has seen."""
         self._pending_calls.drop()
         self._on_store_lost()
 
@@ -161,7 +161,7 @@ class SessionEvents:
         )
 
     def report_waiting(self, operation: str, tasks: Sequence[Task], age: float) -> None:
-        """Tell the server for whom this process waits outside of its sight; no tasks: for nobody."""
+        """Report the tasks for which this process waits outside of barriers; none if it does not wait."""
         report = pb.Waiting(
             operation=operation[:_LONGEST_OPERATION],
             tasks=[task.to_proto() for task in tasks],

@@ -21,10 +21,10 @@ class SessionListener(Protocol):
         """The task slot is taken, in this generation of the cluster."""
 
     def on_store_lost(self) -> None:
-        """The server's store lacks what this process was told; called before `on_registered`."""
+        """The server's store lacks data that this process has seen; called before `on_registered`."""
 
     def reconcile(self, server_incarnation: int) -> Fault | None:
-        """The session is attached to this server, which is told what it may have forgotten; or why not."""
+        """The session is attached to this server, which gets results that it may have lost; or why not."""
 
     def progress(self) -> int:
         """Asked at every heartbeat, on any thread: a number that changes whenever the program gets on."""

@@ -1,9 +1,9 @@
-"""Loss of the coordinator's store: who is told, and which keys are set again.
+"""Loss of the coordinator's store: how threads learn of it, and which keys are set again.
 
-A coordinator may come back with a store that lacks what this process was told: it is empty, an older copy, or
-another cluster's. The session notices that when it registers again. No thread goes on as if nothing had
-happened: every call under way and every watch fails with a `StoreLostError`, and so does the next call of
-every thread. Keys that this process owns are set again before any thread is told.
+A coordinator may come back with a store that lacks data that this process has seen: it is empty, an older
+copy, or another cluster's. The session notices that when it registers again. No thread goes on as if nothing
+had happened: every call under way and every watch fails with a `StoreLostError`, and so does the next call of
+every thread. Keys that this process owns are set again before any thread gets the error.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class LossWitness:
         """Begin a call; return the number of losses so far.
 
         Raises:
-            StoreLostError: This thread has not been told of the latest; or it is new, and nobody has.
+            StoreLostError: This thread has not raised the latest loss yet; or it is new, and no thread has.
         """
         losses = self._session.store_losses
         if getattr(self._thread, "reported", self._reported) < losses:

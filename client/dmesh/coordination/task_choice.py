@@ -44,7 +44,7 @@ def take_any(
         identity: Who asks; its index does not count.
         connect_timeout: Seconds within which the coordinator must be found.
         credentials: What to show it; those of the environment if None.
-        announce: Tells the user what is waited for.
+        announce: Function that prints a line for the user.
         patience: Limits and intervals.
         tracing: Makes spans of the calls.
 
@@ -73,8 +73,8 @@ def take_any(
         index = session.registration.index
     if index is None:
         raise CoordinationError(
-            f"the coordinator at {address} is of an earlier release, which does not tell clients who they "
-            "are. Upgrade it, or give each client its own DTENSOR_CLIENT_ID"
+            f"the coordinator at {address} is an earlier release, which does not assign task slots. "
+            "Upgrade it, or give each client its own DTENSOR_CLIENT_ID"
         )
     return replace(identity, index=index)
 

@@ -29,7 +29,7 @@ def diagnose(address: str, tls: ClientTls | None) -> str | None:
         tls: How this process is set; None for unencrypted.
 
     Returns:
-        What is wrong and what to do; None if it is not TLS, or cannot be told.
+        The problem and what to do; None if it is not TLS, or not known.
     """
     with contextlib.suppress(ConfigurationError, OSError):
         host, port = split_address(address, "the coordinator's address")

@@ -49,7 +49,7 @@ def encode_key(key: str, what: str = "key") -> str:
     try:
         key.encode()
     except UnicodeEncodeError as error:
-        raise ConfigurationError(f"{what} {key!r} has no encoding in UTF-8: {error.reason}") from error
+        raise ConfigurationError(f"{what} {key!r} cannot be encoded as UTF-8: {error.reason}") from error
     return key
 
 
@@ -67,7 +67,7 @@ def encode_value(value: Value, key: str) -> bytes:
             return value.encode()
         except UnicodeEncodeError as error:
             raise ConfigurationError(
-                f"the value for key {key!r} has no encoding in UTF-8: {error.reason}"
+                f"the value for key {key!r} cannot be encoded as UTF-8: {error.reason}"
             ) from error
     raise KeyTypeError(
         f"the value for key {key!r} must be str or bytes, not {type(value).__name__}; encode it, for example "
@@ -84,7 +84,7 @@ def decode_value(value: bytes, key: str, encoding: str) -> str:
     try:
         return value.decode(encoding)
     except LookupError as error:
-        raise ConfigurationError(f"there is no encoding {encoding!r}") from error
+        raise ConfigurationError(f"unknown encoding {encoding!r}") from error
     except UnicodeDecodeError as error:
         raise ConfigurationError(
             f"the value of key {key!r} ({len(value)} bytes) is not {encoding} text: {error.reason} at byte "

@@ -45,7 +45,7 @@ class Bell:
         self._sleepers: list[queue.SimpleQueue[None]] = []
 
     def ring(self) -> None:
-        """Make everybody who waits look again."""
+        """Wake all waiting threads."""
         with self._lock:
             sleepers, self._sleepers = self._sleepers, []
         for sleeper in sleepers:

@@ -30,19 +30,20 @@ AUTOTUNE = -1
 
 
 class Dataset(Creation):
-    """A sequence of elements, which may be long or endless, and read again and again.
+    """Sequence of elements, possibly endless, that can be read many times.
 
-    An element is a NumPy array or a nested structure of them: tuples, named tuples and dicts. Methods
-    return new datasets and read nothing; iterating does.
+    An element is a NumPy array or a nested structure of arrays: tuples, named tuples and dicts. Methods
+    return new datasets and read nothing; only iterating reads.
 
     ```python
+    images, labels = np.zeros((100, 28, 28), np.float32), np.arange(100) % 10
     dataset = (
         dmesh.data.Dataset.from_tensor_slices({"image": images, "label": labels})
         .shuffle(10_000, seed=1)
         .batch(64)
     )
     for batch in dataset:
-        train(batch["image"], batch["label"])
+        assert batch["image"].shape[1:] == (28, 28)
     ```
 
     Names, arguments and results are those of `tf.data.Dataset`; `docs/data.md` says what differs.

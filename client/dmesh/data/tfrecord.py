@@ -9,7 +9,7 @@ __all__ = ["TFRecordDataset"]
 
 
 class TFRecordDataset(Dataset):
-    """A dataset of the records of TFRecord files, as arrays of bytes; `Dataset.from_tfrecord` reads examples.
+    """Dataset of the records of TFRecord files, as arrays of bytes; `Dataset.from_tfrecord` reads examples.
 
     ```python
     images = dmesh.data.TFRecordDataset("images-*.tfrecord").map(

@@ -104,7 +104,7 @@ class DeviceSpec:
             given = getattr(self, name)
             if given not in (None, said):
                 raise DeviceError(
-                    f"job is {self.job!r:.200}, but {name} is {given!r:.200}; leave one of them out"
+                    f"job is {self.job!r:.200}, but {name} is {given!r:.200}; pass only one of them"
                 )
             object.__setattr__(self, name, said)
         object.__setattr__(self, "job", job)

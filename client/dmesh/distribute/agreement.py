@@ -117,7 +117,7 @@ class Agreement:
 
         Raises:
             ReplicaError: The replicas differ; all clients get the same error.
-            CollectiveError: A client is lost, or did not come.
+            CollectiveError: A client was lost, or did not arrive in time.
         """
         if self._group is not None and self._numbers(self._group, description) != (
             description.digest * self._group.size
@@ -130,7 +130,7 @@ class Agreement:
         All clients must call it or `check`, each with its own replicas' states, and get the same answer.
 
         Raises:
-            CollectiveError: A client is lost, or did not come.
+            CollectiveError: A client was lost, or did not arrive in time.
         """
         alike = len(set(states)) == 1 and states[0].kind not in ("raised", "missing from")
         if alike:

@@ -17,7 +17,7 @@ def get_strategy() -> Strategy:
 
 
 def get_replica_context() -> ReplicaContext | None:
-    """Return the replica that the calling code is; None in a scope that is not within `Strategy.run`.
+    """Return the replica that the calling code runs as; None in a scope outside of `Strategy.run`.
 
     Outside of all scopes it is replica 0 of 1.
     """

@@ -34,6 +34,18 @@ def default_strategy() -> DefaultStrategy:
 class MirroredStrategy(Strategy):
     """Replicas on the devices of this client alone.
 
+    ```python
+    strategy = dmesh.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        weights = dmesh.Variable(np.zeros(3))
+
+        def step():
+            weights.assign_add(np.ones(3))
+            return weights.numpy().sum()
+
+        assert strategy.run(step) == 3.0
+    ```
+
     Args:
         devices: Names of the devices, such as `["CPU:0", "CPU:1"]`; by default all that this client has of
             the preferred type.

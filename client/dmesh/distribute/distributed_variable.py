@@ -195,8 +195,8 @@ class DistributedVariable(Variable, DistributedValues):
         summed = self._on_read and self.aggregation is VariableAggregation.SUM
         if summed and what != "assign":
             raise StrategyValueError(
-                f"{what} of variable {self.name!r} outside of replicas has no meaning: it is the SUM of its "
-                "copies on read. Use assign, or call it in a replica"
+                f"{what} of variable {self.name!r} is not defined outside of replicas: reads return the SUM "
+                "of its copies. Use assign, or call it in a replica"
             )
         if isinstance(value, PerReplica):
             self._update_from_parts(what, how, value)

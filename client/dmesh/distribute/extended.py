@@ -244,7 +244,7 @@ class StrategyExtended(ExtendedBase):
             fn: Called as `fn(var, *args, **kwargs)` for each copy of this client: it reads and assigns
                 that copy, and of distributed arguments it gets that replica's part.
             args: More arguments of `fn`.
-            kwargs: And those by name.
+            kwargs: Its keyword arguments.
             group: True if the results of `fn` are not needed.
 
         Returns:

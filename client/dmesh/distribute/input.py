@@ -44,7 +44,7 @@ def experimental_distribute_dataset(
 
     Raises:
         InputModeError: The options ask for a pipeline for each replica.
-        ArgumentTypeError: The dataset is none, or can be read only once.
+        ArgumentTypeError: The argument is not a dataset, or can be read only once.
         ShardingError: The dataset cannot be divided as its own options ask.
     """
     options = _checked(options)

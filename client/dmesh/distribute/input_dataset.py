@@ -16,7 +16,7 @@ __all__ = ["DistributedDataset", "DistributedIterator"]
 
 
 class DistributedDataset:
-    """A dataset of which every replica gets its part; made by a strategy.
+    """Dataset that is divided among the replicas; made by a strategy.
 
     Iterating gives distributed values for `Strategy.run`, the same number of steps on all workers. When a
     worker or a replica has nothing more while another one has, it gets elements without rows. It may be
@@ -43,7 +43,7 @@ class DistributedDataset:
 
 
 class DistributedIterator(Iterator[Any]):
-    """One reading of a `DistributedDataset`.
+    """Iterator over a `DistributedDataset`.
 
     The first step agrees with the other workers; every step does, unless the input of all workers has no end.
     """

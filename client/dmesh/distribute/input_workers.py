@@ -23,7 +23,7 @@ __all__ = ["BY_FUNCTION", "InputWorkers", "Progress", "WorkerFacts"]
 BY_FUNCTION = 100
 """Stands for an `AutoShardPolicy` if a function makes each worker's dataset."""
 _LONGEST_MESSAGE = 1000
-"""Bytes of an error that the other workers are told."""
+"""Bytes of an error that are sent to the other workers."""
 
 
 class Progress(enum.IntEnum):
@@ -97,7 +97,7 @@ class InputWorkers:
         if self.num_workers < 1 or self.replicas_per_worker < 1:
             raise DatasetError("there must be at least one worker and one replica")
         if not 0 <= self.worker_index < self.num_workers:
-            raise DatasetError(f"worker {self.worker_index} is none of {self.num_workers}")
+            raise DatasetError(f"worker {self.worker_index} must be from 0 to {self.num_workers - 1}")
         size, rank = (1, 0) if self.group is None else (self.group.size, self.group.rank)
         if (size, rank) != (self.num_workers, self.worker_index):
             raise DatasetError(
@@ -162,7 +162,7 @@ class InputWorkers:
             self._wait_for_all()
             who = ", ".join(str(worker) for worker, one in enumerate(said) if one == Progress.CANNOT_PAD)
             raise DatasetError(
-                f"the input of worker {who} has come to its end while others go on, and empty elements "
+                f"the input of worker {who} has ended while others continue, and empty elements "
                 "cannot be made for it: its elements have no rows, or it had none to learn from. Batch the "
                 "datasets, give each worker at least one element, or make the dataset with an "
                 "output_signature"
@@ -170,7 +170,7 @@ class InputWorkers:
         return True
 
     def _failure(self, group: Group, said: list[int], error: BaseException | None) -> BaseException:
-        """Returns what this worker raises when one has failed; the others are told why."""
+        """Returns the error for this worker if any has failed; the others get its reason."""
         error_row = np.zeros((1, _LONGEST_MESSAGE), np.uint8)
         if error is not None:
             text = f"{type(error).__name__}: {error}".encode(errors="replace")[:_LONGEST_MESSAGE]

@@ -31,8 +31,19 @@ class _Extended(StrategyExtended):
 class MultiWorkerMirroredStrategy(Strategy):
     """Replicas on all clients, one for each of their logical devices, that train in step.
 
-    All clients make it, after `dmesh.initialize_accelerator_system`. Without other clients it has the
-    replicas of this one.
+    All clients create it, after `dmesh.initialize_accelerator_system`. Without other clients it has the
+    replicas of this client only.
+
+    ```python
+    with dmesh.session():
+        strategy = dmesh.distribute.MultiWorkerMirroredStrategy()
+
+        def step(x):
+            return dmesh.distribute.get_replica_context().all_reduce("SUM", x)
+
+        total = strategy.run(step, args=(np.ones(3),))
+        assert np.all(total == strategy.num_replicas_in_sync)
+    ```
 
     Args:
         cluster_resolver: Resolver that found the clients, for `strategy.cluster_resolver`. Default: the one
@@ -40,7 +51,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         communication_options: Options of exchanges, unless a call has its own.
 
     Raises:
-        NotInitializedError: There are other clients, and they have not met yet.
+        NotInitializedError: There are other clients, which are not connected yet.
         StrategyValueError: The clients have different numbers of devices.
         StrategyTypeError: An argument has the wrong type.
     """

@@ -187,7 +187,7 @@ class PendingReduction:
         Raises:
             StrategyValueError: An array is missing.
             ReplicaError: A replica failed, did not come, or made another call.
-            CollectiveError: A client is lost, or did not come.
+            CollectiveError: A client was lost, or did not arrive in time.
         """
         if self._missing:
             raise StrategyValueError(f"result() needs all arrays; missing are {self._names()}")

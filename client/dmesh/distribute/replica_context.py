@@ -200,7 +200,7 @@ class ReplicaContext(ReplicaBase):
             merge_fn: Called with the strategy, and then the arguments of all replicas: `PerReplica` values
                 where there are several.
             args: This replica's arguments.
-            kwargs: And those by name.
+            kwargs: Its keyword arguments.
 
         Returns:
             This replica's part of the result of `merge_fn`.

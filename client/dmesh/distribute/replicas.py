@@ -85,7 +85,7 @@ class Replicas:
 
         Raises:
             ReplicaMismatchError: They differ.
-            CollectiveError: A client is lost, or did not come.
+            CollectiveError: A client was lost, or did not arrive in time.
         """
         first = call_outside(texts[0])
         if all(text == texts[0] for text in texts):
@@ -127,6 +127,6 @@ def require_initialized_clients() -> None:
     """
     if context.current_or_none() is None and config.num_clients() > 1:
         raise NotInitializedError(
-            f"there are {config.num_clients()} clients (DTENSOR_JOBS), which have not met yet: call "
-            "dmesh.initialize_accelerator_system() before making a strategy"
+            f"there are {config.num_clients()} clients (DTENSOR_JOBS), which are not connected yet: call "
+            "dmesh.initialize_accelerator_system() before you create a strategy"
         )

@@ -121,7 +121,7 @@ class Scope(Generic[_S]):
     ) -> None:
         """Leave it."""
         if not self._tokens:
-            raise StrategyError("this scope was left more often than entered")
+            raise StrategyError("this scope was left more often than it was entered")
         _frame.reset(self._tokens.pop())
 
 

@@ -59,7 +59,7 @@ class Step(ABC):
 
         Raises:
             ReplicaError: A replica failed or did not come, or the replicas made different calls.
-            CollectiveError: A client is lost, or did not come.
+            CollectiveError: A client was lost, or did not arrive in time.
         """
 
     def require_running(self) -> None:
@@ -103,7 +103,7 @@ class SoloStep(Step):
 
         Raises:
             ReplicaError: A replica of another client failed, or the replicas made different calls.
-            CollectiveError: A client is lost, or did not come.
+            CollectiveError: A client was lost, or did not arrive in time.
             Exception: The replica's function raised it.
         """
         try:
@@ -199,7 +199,7 @@ class ThreadedStep(Step):
 
         Raises:
             ReplicaError: A replica of another client failed, or the replicas made different calls.
-            CollectiveError: A client is lost, or did not come.
+            CollectiveError: A client was lost, or did not arrive in time.
             Exception: A replica of this client raised it.
         """
         try:

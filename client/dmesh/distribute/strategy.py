@@ -57,7 +57,7 @@ class Strategy(StrategyBase):
 
     @property
     def extended(self) -> StrategyExtended:
-        """More of it, for libraries that build on strategies."""
+        """Extended interface, for libraries that build on strategies."""
         return self._extended
 
     @property
@@ -66,7 +66,7 @@ class Strategy(StrategyBase):
         return self._cluster_resolver
 
     def scope(self) -> scopes.Scope[Self]:
-        """Return a block in which this is the current strategy: variables created in it are replicated.
+        """Return a context in which this is the current strategy: variables created in it are replicated.
 
         Entering it raises StrategyError in another strategy's scope.
         """
@@ -81,14 +81,14 @@ class Strategy(StrategyBase):
         kwargs: Mapping[str, Any] | None = None,
         options: RunOptions | None = None,
     ) -> Any:
-        """Run a function as every replica, those of other clients included, and wait for all of them.
+        """Run a function on every replica, including those of other clients, and wait for all of them.
 
-        Several replicas of a client run in threads of their own, at the same time.
+        A client with several replicas runs them at the same time, in threads.
 
         Args:
             fn: The function; it may use `get_replica_context()`.
-            args: Its arguments. Of `DistributedValues` in them each replica gets its part.
-            kwargs: And those by name.
+            args: Its positional arguments. Each replica gets its own part of `DistributedValues` among them.
+            kwargs: Its keyword arguments.
             options: For compilers; NumPy has none.
 
         Returns:
@@ -96,12 +96,12 @@ class Strategy(StrategyBase):
             bare if the client has a single replica.
 
         Raises:
-            ReplicaError: A replica of another client failed, or did not come to where the others wait.
-            ReplicaMismatchError: Replicas exchanged different things, or one ended before the others.
-            CollectiveError: A client is lost, or did not come.
-            StrategyValueError: An argument has an impossible value.
+            ReplicaError: A replica of another client failed, or did not reach a call in which others wait.
+            ReplicaMismatchError: Replicas made different calls, or one returned before the others.
+            CollectiveError: A client was lost, or did not arrive in time.
+            StrategyValueError: An argument is not valid.
             StrategyError: The caller is in a replica, or in another strategy's scope.
-            Exception: What a replica of this client raised.
+            Exception: The exception that a replica of this client raised.
         """
         if not callable(fn):
             raise StrategyTypeError(f"run needs a function, got {type(fn).__name__}")
@@ -128,11 +128,11 @@ class Strategy(StrategyBase):
             options: Options of the distribution.
 
         Returns:
-            The distributed dataset, which yields an argument of `run` for each step.
+            An iterable that yields a distributed value for each step, for `run`.
 
         Raises:
             InputModeError: The options ask for a pipeline for each replica.
-            ArgumentTypeError: The dataset is none, or can be read only once.
+            ArgumentTypeError: The argument is not a dataset, or can be read only once.
             ShardingError: The dataset cannot be divided as its own options ask.
         """
         return inputs.experimental_distribute_dataset(self._input_workers(), dataset, options)
@@ -147,7 +147,7 @@ class Strategy(StrategyBase):
             options: Options of the distribution.
 
         Returns:
-            The distributed dataset, which yields an argument of `run` for each step.
+            An iterable that yields a distributed value for each step, for `run`.
 
         Raises:
             InputModeError: The options ask for a pipeline for each replica, which is not possible.

@@ -36,9 +36,9 @@ class TPUStrategy(Strategy):
     strategy = dmesh.distribute.TPUStrategy(resolver)
     ```
 
-    All clients make it, after `initialize_tpu_system`. Each core is a replica, unless an assignment gives
-    each replica several: these are its logical devices. NumPy computes them on the host of the client
-    that has them: to place an array on one, or to split it among them, is checked and changes nothing.
+    All clients create it, after `initialize_tpu_system`. Each core is a replica, unless an assignment gives
+    each replica several cores, its logical devices. NumPy computes on the host of the client that owns them:
+    placing an array on a logical device, or splitting it among several, is checked but changes nothing.
 
     Args:
         tpu_cluster_resolver: Resolver that found the TPU system; kept for `cluster_resolver`.

@@ -53,8 +53,8 @@ class PerReplica(DistributedValues):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:
         # Without this, NumPy would wrap the whole in an array of objects and go on.
         raise StrategyTypeError(
-            f"this PerReplica has a value for each of {len(self._values)} replicas and is no array: "
-            "hand it to strategy.run, combine the values with strategy.reduce or strategy.gather, "
+            f"this PerReplica has {len(self._values)} values, one for each replica, and is not an array: "
+            "pass it to strategy.run, combine the values with strategy.reduce or strategy.gather, "
             "or get them with strategy.experimental_local_results"
         )
 
@@ -99,7 +99,7 @@ def regroup(structures: Sequence[Any]) -> Any:
         if outline(other) != expected:
             raise StrategyValueError(
                 f"the replicas returned different structures: replica 0 of this client {expected}, "
-                f"replica {index} {outline(other)}. They must all return the same"
+                f"replica {index} {outline(other)}. All replicas must return the same structure"
             )
     return rebuild(first, [_together(leaves) for leaves in zip(*map(flatten, structures), strict=True)])
 

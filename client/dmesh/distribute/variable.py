@@ -32,23 +32,30 @@ class _Replicated(ABCMeta):
 
 
 class Variable(ArrayOperators, metaclass=_Replicated):
-    """An array that is assigned to as a whole. NumPy takes it wherever it takes an array.
+    """Array that is assigned as a whole. NumPy accepts it wherever it accepts an array.
 
-    In a strategy's scope this makes a `DistributedVariable`, which exists on all replicas, starts with the
-    first client's value, and is kept in sync. All clients must create the same variables in the same order.
+    In a strategy's scope this creates a `DistributedVariable`, which exists on all replicas, starts with the
+    first client's initial value and is kept in sync. All clients must create the same variables in the same
+    order.
+
+    ```python
+    step = dmesh.Variable(0, dtype=np.int64, name="step")
+    step.assign_add(1)
+    assert step + 1 == 2
+    ```
 
     Args:
-        initial_value: The first value, or a function without arguments that returns it.
-        trainable: True for a parameter of a model; by default, unless it is combined on read.
-        name: For messages.
-        dtype: Of the elements; that of the initial value if None.
-        constraint: Applied by optimizers to each new value; kept for them.
+        initial_value: The initial value, or a function without arguments that returns it.
+        trainable: True for a parameter of a model. The default is True, unless it is combined on read.
+        name: Name in messages.
+        dtype: Dtype of the elements; None for the initial value's.
+        constraint: Function that optimizers apply to each new value; stored for them.
         synchronization: Time at which the copies of replicas are combined.
         aggregation: Operation that combines them.
 
     Raises:
-        StrategyValueError: An argument has an impossible value.
-        StrategyTypeError: The value is no array.
+        StrategyValueError: An argument is not valid.
+        StrategyTypeError: The value is not an array.
     """
 
     def __init__(
@@ -209,7 +216,7 @@ class Variable(ArrayOperators, metaclass=_Replicated):
         if not np.can_cast(array.dtype, self.dtype, "same_kind"):
             raise StrategyTypeError(
                 f"{what} of variable {self._name!r}, which is {self.dtype}, got {array.dtype}: "
-                "convert it first, if that is what you mean"
+                "convert it firstexplicitly"
             )
         return array.astype(self.dtype, copy=False)
 

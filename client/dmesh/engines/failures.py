@@ -103,7 +103,7 @@ def _short(text: str) -> str:
 
 
 def _outcome(rank: Ended, order: int) -> Outcome:
-    """Return a rank's end as `dmesh run` would have seen it, so that cause and consequence are told alike."""
+    """Return a rank's end as `dmesh run` would have seen it, to report cause and consequence alike."""
     failure = rank.failure
     if failure is not None:
         status = failure.exit_code

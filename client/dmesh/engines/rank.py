@@ -148,7 +148,7 @@ def abandon(cluster: str) -> None:
         return
 
     def leave() -> None:
-        with contextlib.suppress(CoordinationError):  # nobody is left to be told
+        with contextlib.suppress(CoordinationError):  # no other client is left to notify
             client.leave("the process that launched it ended the launch")
 
     threading.Thread(target=leave, name="dmesh-abandon", daemon=True).start()

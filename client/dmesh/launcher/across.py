@@ -74,8 +74,8 @@ def check_across(options: LaunchOptions, environment: Mapping[str, str]) -> None
         return
     if is_loopback(split_address(coordinator, "--coordinator")[0]):
         raise ConfigurationError(
-            f"the coordinator's address {coordinator} means something else on each host; start the server "
-            "with `dmesh serve --listen HOST:PORT`, at an address that the hosts reach, and name that"
+            f"the coordinator's address {coordinator} is different on each host; start the server "
+            "with `dmesh serve --listen HOST:PORT`, at an address that the hosts can reach, and pass that"
         )
 
 
@@ -104,7 +104,8 @@ def _certificates(given: Mapping[str, str], hosts: Sequence[str], directory: Pat
         if missing:
             raise ConfigurationError(
                 f"{' and '.join(missing)} must be set, too: client 0 hosts the coordination server, and "
-                "shows the others a certificate. Unset all three to have some made for this run"
+                "shows the others a certificate. Unset all three to let dmesh create certificates for "
+                "this run"
             )
         return {}
     if Settings.load({"DMESH_INSECURE": given.get("DMESH_INSECURE", "")}).insecure:
@@ -115,8 +116,7 @@ def _certificates(given: Mapping[str, str], hosts: Sequence[str], directory: Pat
         raise MissingExtraError(
             "clients on several hosts send a token over the network, and TLS for it needs the security "
             f"extra here ({error}): pip install 'dmesh[security]'. Or set DMESH_TLS_CA, DMESH_TLS_CERT and "
-            "DMESH_TLS_KEY to certificates of your own, or say --insecure if you trust everybody on that "
-            "network"
+            "DMESH_TLS_KEY to certificates of your own, or pass --insecure if you trust that network"
         ) from error
     authority.create(directory, _DAYS)
     authority.issue(directory, _NAME, sorted(set(hosts)), _DAYS)

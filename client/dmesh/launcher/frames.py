@@ -91,7 +91,7 @@ class Decoder:
             before, magic, after = self._data.partition(MAGIC)
             if not magic:
                 if len(before) > _MOST_NOISE:
-                    raise HostError("it prints much, but not what an agent of dmesh begins with")
+                    raise HostError("its output does not begin like that of a dmesh agent")
                 return
             self._data, self._expects_magic = after, False
         position = 0

@@ -96,11 +96,11 @@ def read_hostfile(path: str) -> tuple[Host, ...]:
                 slots = value
             elif key not in ("max_slots", "max-slots"):
                 raise ConfigurationError(
-                    f"{where} has {shown(key)}, which is not understood; expected HOST slots=N"
+                    f"{where} has {shown(key)}, which is not a known option; expected HOST slots=N"
                 )
         found.append(Host(target, _slots(slots, where)))
     if not found:
-        raise ConfigurationError(f"--hostfile {path} names no host; expected lines such as: host1 slots=4")
+        raise ConfigurationError(f"--hostfile {path} lists no hosts; expected lines such as: host1 slots=4")
     return _merged(found)
 
 
@@ -186,7 +186,7 @@ def exported(names: Iterable[str], environment: Mapping[str, str]) -> dict[str, 
         if not name.isidentifier():
             raise ConfigurationError(f"-x {shown(text)} names no variable; expected NAME or NAME=VALUE")
         if not equals and name not in environment:
-            raise ConfigurationError(f"-x {name}: it is not set here; set it, or say {name}=VALUE")
+            raise ConfigurationError(f"-x {name}: it is not set here; set it, or pass {name}=VALUE")
         found[name] = value if equals else environment[name]
     return found
 

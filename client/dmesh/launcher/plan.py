@@ -134,7 +134,7 @@ def check_options(options: LaunchOptions, environment: Mapping[str, str], *, els
             f"--cluster must be 1-128 letters, digits, dots, dashes or underscores, got {options.cluster!r}"
         )
     if not options.command:
-        raise ConfigurationError("no script given; say for example: dmesh run -n 4 script.py")
+        raise ConfigurationError("no script given. Example: dmesh run -n 4 script.py")
     if not elsewhere:
         check_command(options)
 
@@ -170,7 +170,7 @@ def plan_launch(options: LaunchOptions, ports: Sequence[int], environment: Mappi
     """
     check_options(options, environment)
     if len(ports) != options.clients:
-        raise ConfigurationError(f"{options.clients} clients need as many ports, got {len(ports)}")
+        raise ConfigurationError(f"{options.clients} clients need a port each, but got {len(ports)} ports")
     command = command_of(options)
     jobs = [f"{LOOPBACK}:{port}" for port in ports]
     places = [Place(rank, options.clients) for rank in range(options.clients)]
@@ -290,7 +290,7 @@ def _check_interpreter(command: Sequence[str]) -> None:
     if not _interpreter(name):
         raise ConfigurationError(f"there is no interpreter {name!r} here or on the PATH")
     if not rest:
-        raise ConfigurationError(f"no script given; say for example: dmesh run -n 4 {name} script.py")
+        raise ConfigurationError(f"no script given. Example: dmesh run -n 4 {name} script.py")
     if not rest[0].startswith("-") and not Path(rest[0]).exists():
         raise ConfigurationError(f"there is no script {rest[0]!r} (looked in {Path.cwd()})")
 

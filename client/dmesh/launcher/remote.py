@@ -89,8 +89,8 @@ class RemoteHosts:
                 names = ", ".join(connection.host.name for connection in missing[:8])
                 said = missing[0].last_words
                 raise HostError(
-                    f"host {names}: no agent of dmesh has started within {self._start_timeout:g} s. If that "
-                    f"takes longer, say so with --start-timeout{f' ({said})' if said else ''}"
+                    f"host {names}: no agent of dmesh has started within {self._start_timeout:g} s. If "
+                    f"starting takes longer, raise --start-timeout{f' ({said})' if said else ''}"
                 )
             for key, _ in self.selector.select(left):
                 key.data.read()

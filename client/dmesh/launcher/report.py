@@ -14,7 +14,7 @@ _MOST_MESSAGE = 120
 _SEEN_BY_ALL = frozenset({"CollectiveMismatchError", "CollectiveTimeoutError"})
 """Errors of one call, of which each rank may know another side."""
 _HINTS = {
-    signal.SIGKILL: "by kill -9, or by the kernel, out of memory (then `dmesg` says so)",
+    signal.SIGKILL: "by kill -9, or by the kernel because memory ran out (`dmesg` would show it)",
     signal.SIGSEGV: "a crash in native code",
     signal.SIGBUS: "a crash in native code, or a memory-mapped file that shrank or a full disk",
     signal.SIGABRT: "native code gave up; its message should be above",
@@ -41,7 +41,7 @@ class Reporter:
         """Say at once that a client failed and what happens next; `summary` says why."""
         self.notice(
             f"rank {outcome.rank} ({_where(outcome)}) {outcome.how()}; "
-            f"the others have {seconds:g} s to notice and end by themselves"
+            f"the others have {seconds:g} s to exit on their own"
         )
 
     def replacing(self, outcome: Outcome, number: int, limit: int) -> None:
@@ -49,7 +49,7 @@ class Reporter:
         why = f" ({_shortened(outcome.traceback.exception)})" if outcome.traceback is not None else ""
         self.notice(
             f"rank {outcome.rank} ({_where(outcome)}) {outcome.how()}{why}; "
-            f"starting it again, restart {number} of {limit}"
+            f"restarting it ({number} of {limit})"
         )
 
     def summary(self, failures: Sequence[Outcome], ended_well: Sequence[int], *, visible: bool) -> None:

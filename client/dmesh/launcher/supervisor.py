@@ -253,7 +253,7 @@ class Supervisor:
             if received is signal.SIGCONT:
                 self._hosts.resume()
             else:
-                self._notices.append(f"{received.name}: passed on to the clients")
+                self._notices.append(f"{received.name}: forwarded to the clients")
 
     def _stop(self) -> None:
         """Stop the clients and this process, until it is continued."""
@@ -275,7 +275,7 @@ class Supervisor:
         if again:
             self._notices.append("killing the clients")
         else:
-            self._notices.append(f"{received.name}: passed on to the clients; a second one kills them")
+            self._notices.append(f"{received.name}: forwarded to the clients; a second one kills them")
 
     def _send(self, number: signal.Signals | None) -> None:
         if number is None:

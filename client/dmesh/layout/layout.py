@@ -33,12 +33,19 @@ class Layout:
     With a 3x2 mesh of dimensions `x` and `y`, `Layout(["x", UNSHARDED], mesh)` cuts a 6x4 array into three
     shards of shape 2x4, and both devices along `y` have the same one.
 
+    ```python
+    with dmesh.session():
+        mesh = dmesh.create_distributed_mesh([("x", dmesh.num_global_devices("CPU"))])
+        rows = dmesh.Layout(["x", dmesh.UNSHARDED], mesh)
+        assert rows.num_shards(0) == mesh.dim_size("x")
+    ```
+
     Args:
         sharding_specs: For each dimension of the array the name of a mesh dimension, `UNSHARDED` or `MATCH`.
         mesh: The mesh.
 
     Raises:
-        LayoutError: A spec is not one of the mesh's dimensions, or one is there twice.
+        LayoutError: A spec is not a dimension of the mesh, or appears twice.
     """
 
     __slots__ = ("_mesh", "_specs", "_type")
@@ -183,7 +190,7 @@ class Layout:
             LayoutError: It is a single device's.
         """
         if self._type is LayoutType.SINGLE_DEVICE:
-            raise LayoutError("the layout of a single device has no sharding, so it cannot be parted")
+            raise LayoutError("the layout of a single device has no sharding, so it has no parted form")
         return Layout._of(self._specs, self._mesh, LayoutType.PARTED)
 
     def delete(self, dims: int | Sequence[int]) -> Layout:
@@ -284,8 +291,8 @@ class Layout:
             shards = self.num_shards(index)
             if size % shards:
                 raise LayoutError(
-                    f"dimension {index} of the global shape {shape} has size {size}, which cannot be cut "
-                    f"into the {shards} equal shards that mesh dimension {self._specs[index]!r} asks for; "
+                    f"dimension {index} of the global shape {shape} has size {size}, which cannot be "
+                    f"split into the {shards} equal shards of mesh dimension {self._specs[index]!r}; "
                     f"pad it to {-(-size // shards) * shards}, or use UNSHARDED"
                 )
         return tuple(size // self.num_shards(index) for index, size in enumerate(shape))
@@ -396,8 +403,8 @@ def _checked_specs(specs: Sequence[str], mesh: Mesh) -> tuple[str, ...]:
             )
         if spec not in (UNSHARDED, MATCH) and list(specs).count(spec) > 1:
             raise LayoutError(
-                f"mesh dimension {spec!r} is there twice in {list(specs)}; an array can be cut along it "
-                "only once"
+                f"mesh dimension {spec!r} appears twice in {list(specs)}; an array can be sharded along "
+                "it only once"
             )
     return tuple(specs)
 

@@ -35,6 +35,11 @@ def create_mesh(
 ) -> Mesh:
     """Creates a mesh over devices of this client alone.
 
+    ```python
+    mesh = dmesh.create_mesh([("x", 1)], devices=["CPU:0"])
+    assert mesh.shape() == [1]
+    ```
+
     Args:
         mesh_dims: Name and size of each dimension, outermost first: pairs, or a dict. Default: one dimension
             `x` over all devices. A single dimension of size -1 is over all devices, too.
@@ -45,7 +50,7 @@ def create_mesh(
         use_xla_spmd: For TPU meshes only; without effect here.
 
     Raises:
-        MeshError: The dimensions are not valid, or their sizes do not fit the number of devices.
+        MeshError: The dimensions are not valid, or their sizes do not match the number of devices.
         DeviceError: This client has no such devices.
     """
     specs = _devices(devices, device_type, "devices")
@@ -58,7 +63,7 @@ def create_mesh(
     size = math.prod(dim.size for dim in dims)
     if size != len(specs):
         raise MeshError(
-            f"a mesh of shape {_shape(dims)} has {size} devices, but {len(specs)} are there: "
+            f"a mesh of shape {_shape(dims)} needs {size} devices, but {len(specs)} are available: "
             f"{_first(specs)}. Change the sizes, or list the devices to use; "
             f"initialize_accelerator_system(num_logical_cpu_devices={size}) makes more CPU devices"
         )
@@ -78,6 +83,12 @@ def create_distributed_mesh(
     """Creates a mesh over the devices of all clients; every client must call it with equal dimensions.
 
     The devices fill the mesh row by row: those of client 0 by index, then those of client 1, and so on.
+
+    ```python
+    with dmesh.session():
+        mesh = dmesh.create_distributed_mesh([("batch", dmesh.num_global_devices("CPU")), ("model", 1)])
+        assert mesh.dim_names == ["batch", "model"]
+    ```
 
     Args:
         mesh_dims: Name and size of each dimension, outermost first: pairs, or a dict.
@@ -112,8 +123,8 @@ def create_distributed_mesh(
         if kind == "CPU" and local_devices is None and size % num_clients == 0:
             advice += f", or initialize every client with num_logical_cpu_devices={size // num_clients}"
         raise MeshError(
-            f"a mesh of shape {_shape(dims)} has {size} devices, but there are {available} {kind} devices "
-            f"({len(specs)} per client * {num_clients} clients = {available}); {advice}"
+            f"a mesh of shape {_shape(dims)} has {size} devices, but {available} {kind} devices are "
+            f"available ({len(specs)} per client * {num_clients} clients = {available}); {advice}"
         )
     mesh = _build(dims, size, client_id * len(specs), specs, mesh_name, use_xla_spmd)
     logger.debug("client %d of %d created %r", client_id, num_clients, mesh)
@@ -203,7 +214,8 @@ def _own_device(device: object, device_type: str | None, what: str) -> DeviceSpe
         raise MeshError(f"{str(device)!r} in {what} does not name one device; write it as in CPU:0")
     if device_type is not None and kind != device_type.upper():
         raise MeshError(
-            f"{device} in {what} is not a {device_type.upper()}, which device_type asks for; drop one"
+            f"{device} in {what} is not a {device_type.upper()}, but device_type requires one; remove it "
+            "or change device_type"
         )
     job, client_id, _ = this_client()
     here = DeviceSpec(job, 0, client_id)

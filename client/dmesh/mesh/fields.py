@@ -165,18 +165,16 @@ def check_dimensions(dims: Sequence[tuple[str, int]]) -> None:
     for name, size in dims:
         if not isinstance(name, str) or not _writable(name) or not name:
             raise MeshError(
-                f"{name!r:.200} cannot name a mesh dimension; use a word without spaces and without "
+                f"{name!r:.200} is not a valid name of a mesh dimension; use a word without spaces and "
+                "without "
                 f"{_FORBIDDEN!r}"
             )
         if name in RESERVED_NAMES:
             raise MeshError(
-                f"{name!r} cannot name a mesh dimension, because it has a meaning in layouts; use another "
-                "name"
+                f"{name!r} is reserved in layouts and cannot name a mesh dimension; use another name"
             )
         if name in names:
-            raise MeshError(
-                f"the mesh dimension {name!r} is there twice; give each dimension a name of its own"
-            )
+            raise MeshError(f"the mesh dimension {name!r} is listed twice; give each dimension its own name")
         names.add(name)
         if size < 1:
             raise MeshError(f"the mesh dimension {name!r} has size {size}; a size is 1 or more")
@@ -192,7 +190,9 @@ def _writable(name: str) -> bool:
 
 def _check_name(name: str) -> None:
     if not isinstance(name, str) or len(name) > _LONGEST_NAME or not name.isprintable() or "|" in name:
-        raise MeshError(f"{name!r:.200} cannot name a mesh; use printable characters other than '|'")
+        raise MeshError(
+            f"{name!r:.200} is not a valid name of a mesh; use printable characters other than '|'"
+        )
 
 
 def _check_complete(devices: Sequence[DeviceSpec]) -> None:

@@ -31,11 +31,17 @@ _MOST_IDS = 10**18
 class Mesh:
     """Devices of one or many clients in a grid with named dimensions.
 
-    `dmesh.create_mesh` and `dmesh.create_distributed_mesh` make meshes over the devices that there are. This
-    constructor is for a mesh in all its parts; it does not look for the devices.
+    `dmesh.create_mesh` and `dmesh.create_distributed_mesh` create meshes over the existing devices. This
+    constructor takes a mesh's parts one by one and does not check that the devices exist.
 
-    Every client of a mesh has the same grid, and its own local part of it: which of the devices are its own.
-    Meshes are immutable values, equal if all parts are, the local one and the name included.
+    Every client of a mesh has the same grid, and its own local part: the devices that it owns. Meshes are
+    immutable values. Two meshes are equal if all their parts are, including the local part and the name.
+
+    ```python
+    device = "/job:localhost/replica:0/task:0/device:CPU:0"
+    mesh = dmesh.Mesh(["x"], np.arange(1), [0], [device], mesh_name="one")
+    assert (mesh.size, mesh.dim_size("x")) == (1, 1)
+    ```
 
     Args:
         dim_names: A name for each dimension, outermost first.

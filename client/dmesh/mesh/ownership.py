@@ -49,7 +49,7 @@ def owners(fields: MeshFields) -> list[int]:
     block = range(own * share, (own + 1) * share)
     if set(tasks) != set(block) or set(tasks.values()) != {own}:
         raise MeshError(
-            f"mesh {fields.name!r} does not say which clients hold its other devices: this client's {share} "
+            f"mesh {fields.name!r} does not tell which clients own its other devices: this client's {share} "
             f"devices belong to client {min(tasks.values())}, but are not the devices {own * share} to "
             f"{own * share + share - 1} of client {own}. Give the mesh all devices by name, in "
             "global_devices"

@@ -57,7 +57,7 @@ def barrier(
     if mesh is not None and settings.client_id not in ranks:
         raise MeshError(
             f"client {settings.client_id} has no device in mesh {mesh.name!r}, whose clients are "
-            f"{list(ranks)}; only they may meet at its barrier"
+            f"{list(ranks)}; only they can call its barrier"
         )
     if not settings.multi_client:
         return  # local mode: everybody is here

@@ -152,7 +152,7 @@ def start_local_coordination(
     Returns:
         The session, and what ends it and the server.
     """
-    # Nobody else is to join, not even who runs as the same user: a token that only this process knows.
+    # Only this process knows the token, so no other process can join, not even one of the same user.
     own = TokenSource("this process", value=tokens.generate())
     server = _start_embedded_server("127.0.0.1:0", settings, own)
     with contextlib.ExitStack() as undo:
@@ -237,7 +237,7 @@ def _start_with_coordination(
                 credentials=credentials,
                 tracing=spans,
             )
-            logger.info("the coordinator at %s says that this is client %d", where, identity.index)
+            logger.info("the coordinator at %s made this process client %d", where, identity.index)
             settings = replace(settings, client_id=identity.index, takes_any_task=False)
         if tracing is not None:
             tracing.identify(settings.client_id, settings.num_clients)
@@ -255,13 +255,13 @@ def _start_with_coordination(
             if settings.coordinator is not None:
                 raise
             raise InitializationTimeoutError(
-                f"client 0 (/job:{settings.job_name}/task:0), which hosts the coordination server, did not "
-                f"come within {settings.init_timeout:g} s: {error} {_advice(settings)}"
+                f"client 0 (/job:{settings.job_name}/task:0), which hosts the coordination server, did "
+                f"not register within {settings.init_timeout:g} s: {error} {_advice(settings)}"
             ) from error
         undo.callback(leave_quietly, agent, "gave up during initialization", LAST_WORDS)
         client = Client(settings, agent, server)
         agent.set_world_barrier_listener(client.on_world_barrier)
-        if not agent.rejoined:  # else the others have started already; they will be met at the next barrier
+        if not agent.rejoined:  # else the others run already; the next barrier connects them
             _await_everybody(agent, settings, deadline)
         client.members = agent.members()
         transport = data_plane.transport(
@@ -282,7 +282,7 @@ def _start_with_coordination(
         agent.add_departure_listener(client.on_departure)
         agent.add_failure_listener(client.on_session_failure)
         if settings.coordinator is None and not hosts_it:
-            client.communicator.watch(0)  # with it, the coordination server dies, and nobody else could tell
+            client.communicator.watch(0)  # the coordination server dies with it, and cannot report the loss
         undo.pop_all()
         return client
 
@@ -379,7 +379,7 @@ def _await_everybody(agent: Agent, settings: Settings, deadline: float) -> None:
     except BarrierTimeoutError as error:
         missing = ", ".join(member.describe() for member in error.members)
         raise InitializationTimeoutError(
-            f"not all of the {settings.num_clients} clients came within {settings.init_timeout:g} s; "
+            f"not all of the {settings.num_clients} clients registered within {settings.init_timeout:g} s; "
             f"missing: {missing or 'unknown'}. {_advice(settings)}",
             error.members,
         ) from error
@@ -426,8 +426,8 @@ def _start_embedded_server(
     if tls is not None:
         if tls.identity is None:
             raise ConfigurationError(
-                "DMESH_TLS_CA is set, so client 0, which hosts the coordination server, needs a certificate "
-                "of its own: set DMESH_TLS_CERT and DMESH_TLS_KEY"
+                "DMESH_TLS_CA is set, so client 0, which hosts the coordination server, needs its own "
+                "certificate: set DMESH_TLS_CERT and DMESH_TLS_KEY"
             )
         certificates = (tls.identity, tls.ca)
     try:

@@ -51,7 +51,7 @@ def experimental_connect_to_cluster(
             if tasks > 1 and context.current_or_none() is None:
                 announce(
                     f"{type(cluster_spec_or_resolver).__name__} has a cluster of {tasks} tasks, but its "
-                    f"master is {master!r}, so this process joins nobody; give it a task's address as master"
+                    f"master is {master!r}, so this process runs alone; set master to the address of a task"
                 )
             return
     elif isinstance(cluster_spec_or_resolver, ClusterSpec):
@@ -63,7 +63,7 @@ def experimental_connect_to_cluster(
         )
     if cluster_device_filters is not None:
         raise ConfigurationError(
-            "cluster_device_filters has no meaning here, because every client sees every device; leave it out"
+            "cluster_device_filters is not supported: every client sees every device. Leave it out"
         )
     if protocol not in (None, "", "grpc"):
         raise ConfigurationError(f"protocol is {protocol!r:.200}; expected grpc or None")
@@ -79,8 +79,8 @@ def experimental_connect_to_cluster(
     else:
         raise ConfigurationError(
             f"this process is in no job of the cluster: job_name is {job_name!r}, its jobs are "
-            f"{', '.join(map(repr, spec.jobs)) or 'none'}. Pass job_name and task_index: each client runs "
-            "the program, and none controls the others from outside"
+            f"{', '.join(map(repr, spec.jobs)) or 'none'}. Pass job_name and task_index: every client "
+            "runs the program; there is no controller outside of the cluster"
         )
     state = context.current_or_none()
     if state is None:

@@ -111,8 +111,8 @@ def refuse_forked_child() -> None:
     """
     if _inherited is not None:
         raise NotInitializedError(
-            f"this process was forked from client {_inherited.client_id} and cannot use dmesh: its "
-            "parent's connections are not its own. Let it compute only, or start it with "
+            f"this process was forked from client {_inherited.client_id} and cannot use dmesh: the "
+            "connections belong to its parent. Do not call dmesh in it, or start it with "
             'multiprocessing.get_context("spawn")'
         )
 

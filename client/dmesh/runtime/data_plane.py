@@ -125,8 +125,8 @@ def _listen(settings: Settings, host: str, port: int) -> socket.socket:
             raise address_in_use(where, settings) from error
         if error.errno == errno.EADDRNOTAVAIL:
             raise ConfigurationError(
-                f"cannot listen on {where}{_whose(settings)}: it is not an address of this machine. Check "
-                "DTENSOR_CLIENT_ID, or set DMESH_BIND_HOST to the local address to listen on."
+                f"cannot listen on {where}{_whose(settings)}: this machine does not have that address. "
+                "Check DTENSOR_CLIENT_ID, or set DMESH_BIND_HOST to the local address to listen on."
             ) from error
         raise
 

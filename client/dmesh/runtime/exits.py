@@ -128,7 +128,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _on_exception(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    """Print the traceback, then tell the others at once: they may be waiting for this client."""
+    """Print the traceback, then notify the others at once: they may be waiting for this client."""
     _previous_excepthook(kind, error, traceback)
     code = leave_after(error)
     if code is not None and not (sys.flags.interactive or hasattr(sys, "ps1")):

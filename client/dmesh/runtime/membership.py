@@ -132,7 +132,7 @@ class Client:
         lost = set(failure.ranks) - {self.settings.client_id}
         if not any(hosts_server(self.settings, rank) for rank in lost):
             deadline = time.monotonic() + self.agent.suspicion + LAST_WORDS
-            # A server that went with its client tells nobody any more.
+            # The embedded server ended with its client, and reports nothing any more.
             while self.agent.attached and not self._bell.wait_for(lambda: lost <= self._reported, _LOOK):
                 if time.monotonic() >= deadline:
                     return
@@ -208,14 +208,14 @@ class Client:
     # Taking in those that took the slots of lost ones -----------------------------------------------------
 
     def on_world_barrier(self, epoch: int) -> None:
-        """Take note of a barrier of all clients that was over at this epoch, on the thread that waited at it.
+        """Handle a barrier of all clients that ended at this epoch, on the thread that waited at it.
 
-        Under the restart policy `rejoin`, an epoch that is not that of the meeting before means that another
-        process has taken some client's place, because otherwise not all could have met. All clients see the
-        same epochs, so all of them begin the same generation of collectives here, or none does.
+        Under the restart policy `rejoin`, a new epoch means that a process has replaced a client: otherwise
+        the barrier of all clients could not have succeeded. All clients see the same epochs, so all of them
+        start the same generation of collectives here, or none does.
 
         Raises:
-            CoordinationError: The members could not be asked for.
+            CoordinationError: The coordinator did not return the members.
             CollectiveError: The collectives are shut down.
         """
         if self.agent is None or self.leaving or not epoch or not self.agent.cluster_settings.rejoin:
@@ -254,8 +254,8 @@ class Client:
         for member in changed:
             if member.devices != former[member.rank].devices:
                 announce(
-                    f"rank {member.rank}, {member.describe()}, has other devices than its predecessor: "
-                    "meshes made before do not describe them"
+                    f"rank {member.rank}, {member.describe()}, does not have the devices of its predecessor: "
+                    "existing meshes still describe the old ones"
                 )
 
 

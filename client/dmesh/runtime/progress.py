@@ -1,4 +1,4 @@
-"""Progress of a program's loops: a line on rank 0's terminal, and a few numbers for everybody who looks.
+"""Progress of a program's loops: a line on rank 0's terminal, and a few numbers for observers.
 
 A step costs an addition and, on rank 0, a look at the clock. The numbers go to the coordination server with
 the progress reports that clients send with their heartbeats anyway.
@@ -97,7 +97,7 @@ class Progress(Generic[Item]):
 
     def __iter__(self) -> Iterator[Item]:
         if self._items is None:
-            raise ArgumentTypeError("this progress has nothing to iterate over: call update() for each step")
+            raise ArgumentTypeError("this progress has no iterable: call update() for each step")
         if self.over:
             raise ConfigurationError("this loop is over; call dmesh.progress again for another one")
         clock, line = self._clock, self._line
@@ -178,7 +178,7 @@ class Loops:
         self._lock = threading.Lock()
 
     def add(self, loop: Progress[Any]) -> None:
-        """Tell of this loop from now on."""
+        """Report this loop from now on."""
         with self._lock:
             self._open = (*(known for known in self._open if not known.over), loop)
 
@@ -312,7 +312,7 @@ def progress(
 
 
 def _loops() -> Loops | None:
-    """Return the loops that this client tells the server of; None if it tells none of anything."""
+    """Return the loops that this client reports to the server; None if it reports nothing."""
     agent, state = opened_agent(), context.current_or_none()
     if agent is None or state is None:
         return None

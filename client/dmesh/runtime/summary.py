@@ -79,7 +79,8 @@ class Summary:
 def summary() -> Summary:
     """Return this client's rank, host and devices, and the backends of its arrays with the reasons.
 
-    Nothing is sent. The backends are those of the group of all clients, which chooses them in its first call.
+    Does not communicate. The backends are those of the group of all clients, which chooses them in its first
+    call.
 
     ```python
     dmesh.collectives.barrier()  # from now on, the backends are known

@@ -59,11 +59,11 @@ def initialize_accelerator_system(
 ) -> str:
     """Initialize this process as a client: alone, or as one of the clients of a cluster.
 
-    The clients are those of `cluster_resolver`, or else of `DTENSOR_JOBS`, or else of the launcher that has
-    started this process with others: a Slurm step, Open MPI's mpirun, torchrun, a job in Kubernetes, or a
+    The clients come from `cluster_resolver`, else from `DTENSOR_JOBS`, else from the launcher that started
+    this process with others: a Slurm step, Open MPI's mpirun, torchrun, a job in Kubernetes, or a
     system that sets `TF_CONFIG`. Without any of these, meshes can only use devices of this process (local
-    mode). With one, this call joins the other clients and returns when all of them are there; every 10
-    seconds it reports which are missing.
+    mode). With one, this call connects to the other clients and returns when all of them have joined; every
+    10 seconds it reports which are missing.
 
     Environment variables (all in `docs/configuration.md`):
 
@@ -73,18 +73,26 @@ def initialize_accelerator_system(
     - `DMESH_LAUNCHER`: which launcher to look for, default `auto`; `none` for none of them.
     - `DMESH_COORDINATOR`: `HOST:PORT` of a standalone coordination server. Without it, client 0 hosts one at
       its own `DTENSOR_JOBS` address.
-    - `DMESH_BACKEND`: `tcp`, the default, or `mpi`: what carries arrays between clients.
-    - `DMESH_INIT_TIMEOUT`: how long to wait for the others, seconds, default 300.
+    - `DMESH_BACKEND`: transport of arrays between clients: `tcp`, the default, or `mpi`.
+    - `DMESH_INIT_TIMEOUT`: seconds to wait for the others, default 300.
+
+    ```python
+    dmesh.initialize_accelerator_system("CPU")
+    mesh = dmesh.create_distributed_mesh([("batch", dmesh.num_global_devices("CPU"))])
+    dmesh.shutdown_accelerator_system()
+    ```
 
     Args:
         device_type: CPU, GPU or TPU, in any case; None for `preferred_device_type()`.
         enable_coordination_service: Discover the other clients and their devices through a coordination
-            server. If False, peers connect by their `DTENSOR_JOBS` addresses alone, and tell each other.
+            server. If False, peers connect by their `DTENSOR_JOBS` addresses alone, and exchange this
+            themselves.
         num_logical_cpu_devices: How many logical CPU devices this client has. Default:
             `DMESH_NUM_CPU_DEVICES`, or 1; at least the number of accelerators if `device_type` is not CPU.
-        experimental_reset_context: Initialize although meshes were made before; do not use those again.
-        backend: `tcp` or `mpi`, before `DMESH_BACKEND`; the same for all clients. See `docs/backends.md`.
-        cluster_resolver: Says which clients there are, before `DTENSOR_JOBS`. See `docs/resolvers.md`.
+        experimental_reset_context: Initialize even if meshes exist already; these must not be used again.
+        backend: `tcp` or `mpi`, with precedence over `DMESH_BACKEND`; the same for all clients. See
+            `docs/backends.md`.
+        cluster_resolver: Lists the clients, with precedence over `DTENSOR_JOBS`. See `docs/resolvers.md`.
         tpu: The TPU system whose cores are the clients' TPU devices, by its type, such as `v2-8`; the same
             for all clients. Default: what `TPU_ACCELERATOR_TYPE` describes. See `docs/tpu.md`.
 
@@ -95,16 +103,16 @@ def initialize_accelerator_system(
         AlreadyInitializedError: The system is initialized, or local devices are already in use.
         DeviceError: The device type is unknown or this machine has no such device.
         TopologyError: There is no such TPU system, or the clients cannot share it.
-        ConfigurationError: An environment variable, or what the resolver says, is not usable.
-        ArgumentTypeError: `cluster_resolver` is not one.
-        ResolverError: The resolver's system is not there, or not ready.
+        ConfigurationError: An environment variable, or an answer of the resolver, is invalid.
+        ArgumentTypeError: `cluster_resolver` is not a cluster resolver.
+        ResolverError: The resolver's system does not exist or is not ready.
         MissingExtraError: The backend is `mpi`, but mpi4py or an MPI library is missing.
         NativeCoreError: `DMESH_NATIVE` is 1, but the native core cannot be used.
         AddressInUseError: This client's port is taken.
         ClientIdTakenError: Another process is this client already.
         JobMismatchError: The clients' job lists or names differ.
         CoordinatorUnavailableError: The coordination server does not answer.
-        InitializationTimeoutError: Not all clients came in time.
+        InitializationTimeoutError: Not all clients connected in time.
     """
     context.refuse_forked_child()
     fake = context.fake_process()
@@ -120,9 +128,9 @@ def initialize_accelerator_system(
     if context.devices_in_use():
         if not experimental_reset_context:
             raise AlreadyInitializedError(
-                "initialize_accelerator_system() came too late: a mesh over this process's devices exists "
-                "already. Call it before the first create_mesh(), or pass experimental_reset_context=True to "
-                "give up that mesh"
+                "initialize_accelerator_system() was called after a mesh of this process's devices had "
+                "been created. Call it before the first create_mesh(), or pass "
+                "experimental_reset_context=True to discard that mesh"
             )
         logger.warning(
             "meshes made before initialize_accelerator_system() describe devices as they were then"
@@ -300,8 +308,8 @@ def _count_devices(
     count = accelerators[device_type]
     if count == 0:
         raise DeviceError(
-            f"device_type={device_type} was asked for, but this machine has no {device_type}; use "
-            "device_type='CPU', or None for what there is"
+            f"device_type={device_type} was requested, but this machine has no {device_type}; use "
+            "device_type='CPU', or None for the available devices"
         )
     if asked is not None and asked < count:
         raise DeviceError(

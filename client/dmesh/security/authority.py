@@ -36,7 +36,7 @@ def create(directory: Path, days: int) -> x509.Certificate:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigurationError(f"the directory {directory} cannot be made: {error.strerror}") from error
+        raise ConfigurationError(f"the directory {directory} cannot be created: {error.strerror}") from error
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "dmesh private CA")])
     usage = x509.KeyUsage(
@@ -72,7 +72,7 @@ def issue(directory: Path, name: str, hosts: Sequence[str], days: int) -> x509.C
             f"--name {name!r} becomes a file name: expected 1 to 64 letters, digits, _ . -"
         )
     if name == CA:
-        raise ConfigurationError(f"--name {name!r} is the authority's own; choose another one")
+        raise ConfigurationError(f"--name {name!r} is reserved for the CA; choose another one")
     if not hosts:
         raise ConfigurationError("--host is required: a certificate is for hosts, addresses or URIs")
     alternatives = [_alternative(host) for host in hosts]
@@ -134,7 +134,7 @@ def _read(directory: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate
         key = serialization.load_pem_private_key(key_path.read_bytes(), password=None)
     except OSError as error:
         raise ConfigurationError(
-            f"there is no authority in {directory} ({error.filename}: {error.strerror}); make one with "
+            f"there is no CA in {directory} ({error.filename}: {error.strerror}); create one with "
             f"`dmesh certs init {directory}`"
         ) from error
     except (ValueError, TypeError) as error:
@@ -173,7 +173,7 @@ def _write(
             path.unlink(missing_ok=True)
         if isinstance(error, FileExistsError):
             raise ConfigurationError(
-                f"{error.filename} is there already and is not overwritten; remove it or choose another name"
+                f"{error.filename} already exists and is not overwritten; remove it or choose another name"
             ) from None
         raise ConfigurationError(
             f"{error.filename or directory} cannot be written: {error.strerror}"

@@ -75,7 +75,7 @@ class SecureSocket:
         """Continue the TLS handshake until it is over; raises BlockingIOError if more must come first.
 
         Raises `Unencrypted` if the first bytes are not TLS, and ssl.SSLError if one side does not accept the
-        other, which has been told, if possible.
+        other, which has been notified, if possible.
         """
         with self._lock:
             while not self.established:

@@ -194,7 +194,7 @@ def read_file(path: Path, origin: str) -> tuple[Token, ...]:
             "no other token is tried in its place"
         ) from error
     if len(content) > _LARGEST_FILE:
-        raise ConfigurationError(f"{origin} has more than {_LARGEST_FILE} bytes; that is no token file")
+        raise ConfigurationError(f"{origin} has more than {_LARGEST_FILE} bytes: it is not a token file")
     if status.st_mode & 0o077:
         logger.warning(
             "other users may read the token file %s (mode %o); chmod 600 it",
@@ -204,7 +204,9 @@ def read_file(path: Path, origin: str) -> tuple[Token, ...]:
     try:
         text = content.decode("ascii")
     except UnicodeDecodeError:
-        raise ConfigurationError(f"{origin} has characters that are not ASCII: no token file") from None
+        raise ConfigurationError(
+            f"{origin} has characters that are not ASCII: it is not a token file"
+        ) from None
     found = tuple(_parse(text, origin))
     if not found:
         raise ConfigurationError(f"{origin} has no token; put one in the first line: {ADVICE}")
@@ -240,8 +242,9 @@ def create_file(path: Path, role: Role = Role.WORKER) -> None:
             os.unlink(temporary)
     except OSError as error:
         raise ConfigurationError(
-            f"the token file {path} cannot be made: {error.strerror}. Set DMESH_TOKEN or DMESH_TOKEN_FILE, "
-            "or XDG_CONFIG_HOME to a directory that can be written"
+            f"the token file {path} cannot be created: {error.strerror}. Set DMESH_TOKEN or "
+            "DMESH_TOKEN_FILE, "
+            "or XDG_CONFIG_HOME to a directory that is writable"
         ) from error
 
 
@@ -269,7 +272,7 @@ def _parse(text: str, origin: str) -> Iterator[Token]:
             else:
                 # Not shown: it may be a second token that somebody put into the same line.
                 raise ConfigurationError(
-                    f"{where} has something behind its token (not shown) that is none of role=viewer, "
+                    f"{where} has text after its token (not shown) that is not one of role=viewer, "
                     "role=worker, role=admin, name=NAME, cluster=NAME (letters, digits, _ . -) and "
                     "expires=DATE"
                 )
@@ -281,7 +284,7 @@ def _instant(text: str, where: str) -> float:
         moment = datetime.datetime.fromisoformat(text)
     except ValueError:
         raise ConfigurationError(
-            f"{where}: the date behind expires= is none; expected 2027-01-31 or 2027-01-31T18:00:00Z"
+            f"{where}: the date after expires= is invalid; expected 2027-01-31 or 2027-01-31T18:00:00Z"
         ) from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=datetime.UTC)

@@ -9,7 +9,7 @@ from dmesh.errors import ConfigurationError
 
 
 class ManualClock:
-    """A monotonic clock that stands still until it is told to go on.
+    """Monotonic clock that advances only when a test advances it.
 
     Give it to whatever takes a `clock`: it is called without arguments and returns seconds.
 

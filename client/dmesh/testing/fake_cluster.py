@@ -48,7 +48,7 @@ class RankHangsError(DMeshError, TimeoutError):
 
 
 class RankKilledError(DMeshError, RuntimeError):
-    """Stands in a list of results for a rank that the test killed."""
+    """Placeholder in a list of results for a rank that the test killed."""
 
 
 @dataclass
@@ -209,8 +209,8 @@ class FakeCluster:
     ) -> list[Any]:
         """Runs `program(*args)` as every client at once and returns what each returned, by rank.
 
-        A rank whose program raises has died, as its process would have: the others are told, and it cannot
-        run again. A rank that returned may run the next program.
+        A rank whose program raises has died, as its process would have: the others are notified, and it
+        cannot run again. A rank that returned may run the next program.
 
         Args:
             program: A function; what it calls of dmesh acts for its rank.
@@ -326,7 +326,7 @@ class FakeCluster:
         try:
             call.value = program(*args)
         except BaseException as error:  # noqa: BLE001 -- handed to whoever called `run`
-            with self._lock:  # before the others are told, and fail for this reason
+            with self._lock:  # before the others are notified, and fail for this reason
                 call.error, call.order, self._failures = error, self._failures, self._failures + 1
             self._die(rank, error)
         if rank.killed:

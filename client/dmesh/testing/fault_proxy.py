@@ -53,7 +53,7 @@ class Fault:
 
 
 class FaultProxy:
-    """Stands between clients and a server, and delays, drops, throttles, resets or refuses what passes.
+    """Proxy between clients and a server that delays, drops, throttles, resets or refuses traffic.
 
     It runs in a thread of its own; its methods may be called by any thread, and have taken effect when they
     return. Faults hold for the connections that are there and for those to come, until they are taken back:
@@ -199,7 +199,7 @@ class FaultProxy:
         return self._inject(direction, {"dropped": True}, {"dropped": False})
 
     def half_open(self, direction: Direction = "to_client") -> Fault:
-        """Makes the connections half open: this direction is silent, and its end is not told either.
+        """Makes the connections half open: this direction is silent, and its end is not reported either.
 
         The same as `drop` of one direction, under the name of what follows from it: if the end that is not
         heard closes or dies, the other does not learn of it.

@@ -106,7 +106,7 @@ class Lane:
                 last = max(last, loop.time() + max(0.0, wait))
                 await self._queue.put((last, data))
         finally:
-            # The end takes its turn, too: a half-open connection is one whose end is not told.
+            # The end takes its turn, too: a half-open connection is one whose end is not reported.
             await self._queue.put((last, END))
 
     async def _until(self, due: float) -> None:

@@ -103,7 +103,7 @@ class ResolverConformance:
             assert type(resolver.task_id) is int
             assert resolver.task_type is None or resolver.task_id in spec.task_indices(resolver.task_type)
 
-    def test_what_it_is_told_it_keeps(self) -> None:
+    def test_it_keeps_its_arguments(self) -> None:
         """`task_id` and `rpc_layer` can be set; `task_type`, too, unless that is a RuntimeError."""
         resolver = self.make_resolver()
         resolver.task_id = 0
@@ -131,7 +131,7 @@ class ResolverConformance:
         """Empty for most."""
         assert isinstance(self.make_resolver().environment, str)
 
-    def test_it_does_not_tell_secrets(self) -> None:
+    def test_it_does_not_reveal_secrets(self) -> None:
         """Neither where it is printed, nor in its spec."""
         resolver = self.make_resolver()
         for secret in self.secrets:

@@ -16,7 +16,7 @@ from dmesh.tpu.topology import Topology
 
 
 class DeviceOrderMode(enum.IntEnum):
-    """Order in which `DeviceAssignment.build` hands out cores."""
+    """Order in which `DeviceAssignment.build` assigns cores."""
 
     AUTO = 0
     """As rings where the replicas fill the system, as a mesh elsewhere."""

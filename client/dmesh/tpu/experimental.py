@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def initialize_tpu_system(cluster_resolver: ClusterResolver | None = None) -> Topology:
-    """Makes the cores of a TPU system logical devices of the clients, and returns where they are.
+    """Makes the cores of a TPU system logical devices of the clients, and returns their topology.
 
     All clients must call it. It initializes the accelerator system if that has not been done: in local mode
     this process has all cores, otherwise the clients share them equally. Their arithmetic is NumPy's, on the
@@ -74,7 +74,7 @@ def initialize_tpu_system(cluster_resolver: ClusterResolver | None = None) -> To
 
 
 def shutdown_tpu_system(cluster_resolver: ClusterResolver | None = None) -> None:
-    """Removes the TPU system; all clients must call it.
+    """Shuts the TPU system down; all clients must call it.
 
     If `initialize_tpu_system` has initialized the accelerator system, too, this process leaves the cluster as
     with `dmesh.shutdown_accelerator_system`. Otherwise the clients stay, without TPU devices.

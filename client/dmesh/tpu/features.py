@@ -22,7 +22,7 @@ class XLAOptions(NamedTuple):
 
 
 class HardwareFeature:
-    """Features of a TPU system, according to its topology.
+    """Hardware features of a TPU system, read from its topology.
 
     ```python
     feature = dmesh.tpu.experimental.HardwareFeature(resolver.tpu_hardware_feature)

@@ -74,7 +74,7 @@ def exchange(
         timeout: Seconds to wait for the others.
 
     Returns:
-        The clients with the TPU devices that they have told of.
+        The clients with the TPU devices that they have reported.
 
     Raises:
         TopologyError: They do not have equally many.

@@ -23,7 +23,7 @@ _LONGEST_MESSAGE = 2**26
 
 
 class Topology:
-    """Describes the cores of a TPU system: the shape of their mesh, and which task has which of them.
+    """Cores of a TPU system: the shape of their mesh, and the task that owns each of them.
 
     Its bytes, `serialized()`, are those of TensorFlow's `TopologyProto`. Topologies are values: immutable,
     equal if shape and coordinates are, and usable as keys.

@@ -27,7 +27,7 @@ def unknown_task(name: str, task: Task, cluster: str, everyone: Collection[Task]
     return CoreError(
         ErrorKind.UNKNOWN_TASK,
         f"barrier {messages.quote(name)}: /job:{messages.quote(task.job)[1:-1]}/task:{task.index} is not a "
-        f"task of cluster {messages.quote(cluster)}, which consists of {messages.tasks(everyone)}",
+        f"task of cluster {messages.quote(cluster)}, which has {messages.tasks(everyone)}",
     )
 
 
@@ -67,9 +67,9 @@ def disagreement(
 ) -> CoreError:
     """Return the error for participants that list different participants."""
     return _mismatch(
-        f"{title(name, number)} failed: its callers disagree on who takes part. {messages.name(first)} "
+        f"{title(name, number)} failed: its callers named different participants. {messages.name(first)} "
         f"called it for {messages.tasks(expected)}, {messages.name(caller)} for "
-        f"{messages.tasks(participants)}. All participants must give the same list.",
+        f"{messages.tasks(participants)}. All participants must pass the same list.",
         (first, caller),
     )
 
@@ -87,9 +87,10 @@ def other_kind(name: str, number: int, caller: Member, *, alive: bool) -> CoreEr
 def wrong_number(name: str, instance: int, caller: Member, number: int, what: str) -> CoreError:
     """Return the error for a caller that has finished more or fewer instances than the others."""
     return _mismatch(
-        f"{messages.name(caller)} called barrier {messages.quote(name)} for instance {instance} (so many it "
-        f"has finished), but instance {number} {what}. It called the barrier more or less often than the "
-        "others: all participants of a name must take part in each of its instances. " + _OTHER_NAMES
+        f"{messages.name(caller)} called barrier {messages.quote(name)} for instance {instance} (the "
+        f"number that it has finished), but instance {number} {what}. It called the barrier a different "
+        "number of times "
+        "than the others: all participants of a name must take part in each of its instances. " + _OTHER_NAMES
     )
 
 
@@ -97,7 +98,7 @@ def too_many(name: str, count: int, cluster: str) -> CoreError:
     """Return the error for a barrier beyond the limit."""
     return CoreError(
         ErrorKind.LIMIT_EXCEEDED,
-        f"barrier {messages.quote(name)} cannot begin: {count} barriers are under way in cluster "
+        f"barrier {messages.quote(name)} cannot start: {count} barriers are pending in cluster "
         f"{messages.quote(cluster)}, which is the server's limit",
     )
 
@@ -109,9 +110,9 @@ def gone(name: str, number: int, members: tuple[Member, ...], arrived: str) -> C
     more = messages.tasks(member.task for member in members[len(listed) :])
     return CoreError(
         ErrorKind.BARRIER_FAILED,
-        f"{title(name, number)} failed: {fates}{f'; also gone: {more}' if more else ''}. {arrived} had "
-        "arrived. A cluster does not go on without a member: find out why it is gone (its log, its exit "
-        "code) and start the job again.",
+        f"{title(name, number)} failed: {fates}{f'; also departed: {more}' if more else ''}. {arrived} had "
+        "arrived. The cluster cannot continue without this member. Find the cause in its log and exit "
+        "code, then start the job again.",
         _slim(members),
     )
 
@@ -130,11 +131,11 @@ def timed_out(
     never = sum(1 for member in missing if member.incarnation == 0)
     advice = []
     if never:
-        advice.append("Check that those that never registered were started, with this coordinator's address.")
+        advice.append("Check that tasks that never registered were started with this coordinator's address.")
     if never < len(missing):
-        advice.append("Those that are alive are late, stuck, or do not call this barrier: see their logs.")
+        advice.append("Tasks that are alive are late, stuck, or do not call this barrier: see their logs.")
     if rejoin and any(member.state.departed for member in missing):
-        advice.append("Those that are gone can be replaced: start a new process for each of them.")
+        advice.append("Departed tasks can be replaced: start a new process for each of them.")
     return CoreError(
         ErrorKind.BARRIER_TIMEOUT,
         f"{title(name, number)} timed out after {messages.seconds(timeout)}: {len(missing)} of {expected} "

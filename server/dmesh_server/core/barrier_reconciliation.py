@@ -53,7 +53,7 @@ class BarrierReconciliation:
             stranger = min(participants - everyone, key=lambda task: (task.job, task.index))
             raise CoreError(
                 ErrorKind.UNKNOWN_TASK,
-                f"barrier {messages.quote(one.name)}, presented as passed: {messages.label(stranger)} is "
+                f"barrier {messages.quote(one.name)}, reported as passed: {messages.label(stranger)} is "
                 f"not a task of cluster {messages.quote(self._table.cluster)}",
             )
         return everyone if participants == everyone else participants

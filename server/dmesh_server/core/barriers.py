@@ -7,7 +7,7 @@ gets it when it presents its arrival again, even after a crash of the server.
 
 In a cluster with the restart policy REJOIN, a participant that is lost or fails takes only its own arrival
 away: the instance waits for the next holder of its slot. That one has not counted instances, and leaves the
-number to the server ("blind") until it was told a result. An instance that ended after it had registered did
+number to the server ("blind") until it gets a result. An instance that ended after it had registered did
 so with it, or is a failure that concerns it: so the latest such instance is its own if it asks again. All
 others are over without it.
 
@@ -168,7 +168,7 @@ class BarrierTable:
         """Keep a result in place of the name's last one; forget the oldest beyond the limit."""
         everyone = participants is self.roster.everyone
         finished = FinishedBarrier(number, None if everyone else participants, error, epoch, present)
-        # Only who came to it can tell the successor of a server that was killed: it must know itself.
+        # After a crash, only participants could report it to the next server, so the result is stored.
         lazy = error is None and present is None
         self.finished.pop(name, None)
         self.finished[name] = finished
@@ -260,7 +260,7 @@ class Barriers:
             self._begin(slot, event, participants, last, transaction)
 
     def _had_part(self, slot: TaskSlot, event: EnterBarrier, last: FinishedBarrier) -> bool:
-        """Tell whether a member that took another's slot, and do not count, ask for a result again."""
+        """Return whether a rejoined member, which does not count instances, asks for a result again."""
         return event.instance < 0 and bool(slot.former) and last.epoch >= slot.epoch
 
     def _participants(self, event: EnterBarrier, current: Instance | None) -> frozenset[Task]:
@@ -389,11 +389,11 @@ class Barriers:
             self._watchdog.arm(transaction)
 
     def _may_know_better(self, slot: TaskSlot) -> bool:
-        """Tell whether a member may know of instances that the server has forgotten in a crash."""
+        """Return whether a member may know of instances that the server lost in a crash."""
         return self._table.restored_at is not None and slot.epoch <= self._table.restored_epoch
 
     def _ends_barriers(self, departed: TaskSlot) -> bool:
-        """Tell whether a departure fails the barriers because the task slot cannot be taken again."""
+        """Return whether a departure fails the barriers because the task slot cannot be taken again."""
         return not self._rejoin or departed.state is MemberState.LEFT
 
     def member_departed(self, slot: TaskSlot, transaction: Transaction) -> None:

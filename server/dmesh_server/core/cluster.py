@@ -83,7 +83,7 @@ class Cluster:
         self.unreported_loss = False
         """True if any of these departures was a loss or failure."""
         self.quiet_until = float("-inf")
-        """Until when departures are held back to be told together."""
+        """Time until which departures are held back to be reported together."""
 
     @property
     def owner(self) -> str:
@@ -114,8 +114,8 @@ class Cluster:
         if not self.roster.knows(task):
             raise CoreError(
                 ErrorKind.UNKNOWN_TASK,
-                f"{messages.label(task)} is not a task of cluster {messages.quote(self.name)}, which "
-                f"consists of {messages.tasks(self.roster.everyone)}",
+                f"{messages.label(task)} is not a task of cluster {messages.quote(self.name)}, which has "
+                f"{messages.tasks(self.roster.everyone)}",
             )
 
     def begin(self, generation: Generation, transaction: Transaction) -> None:

@@ -73,7 +73,7 @@ def check(wish: ClusterSettings, limits: Limits) -> None:
             )
     if math.isnan(wish.stuck_after) or wish.stuck_after > limits.max_lease * 24:
         raise invalid(
-            f"the time after which a member counts as stuck must be at most {limits.max_lease * 24:g} s, or "
+            f"stuck_after must be at most {limits.max_lease * 24:g} s, or "
             f"negative for never; not {wish.stuck_after:g} s",
             "settings.stuck_after_ms",
         )
@@ -113,8 +113,8 @@ def compare(
         if wished not in ("", has):
             raise CoreError(
                 ErrorKind.SPEC_MISMATCH,
-                f"{who} wants another {what} ({wished}) than cluster {messages.quote(cluster)} has ({has}), "
-                f"which was formed by {messages.name(founder)}.",
+                f"{who} requests another {what} ({wished}) than cluster {messages.quote(cluster)} has "
+                f"({has}), which was formed by {messages.name(founder)}.",
                 (founder,),
                 fields=(f"settings.{field}",),
             )

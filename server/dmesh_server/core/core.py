@@ -354,8 +354,8 @@ class Core:
         if not self._ended:
             raise CoreError(
                 ErrorKind.LIMIT_EXCEEDED,
-                f"cluster {messages.quote(name)} cannot begin: {len(self._clusters)} clusters are running, "
-                "which is the server's limit",
+                f"cluster {messages.quote(name)} cannot start: {len(self._clusters)} clusters are "
+                "running, which is the server's limit",
             )
         oldest = next(iter(self._ended))
         del self._ended[oldest]
@@ -444,7 +444,7 @@ class Core:
         if cluster is None:
             raise CoreError(
                 ErrorKind.NOT_REGISTERED,
-                f"nobody has registered in a cluster {messages.quote(caller.cluster)} on this server",
+                f"no client has registered in cluster {messages.quote(caller.cluster)} on this server",
             )
         return cluster
 
@@ -452,7 +452,9 @@ class Core:
         self, event: OperatorEvent | DeclareCluster | WithdrawCluster, transaction: Transaction
     ) -> Answer | None:
         if event.caller.task is not None:
-            raise validation.invalid("members do not operate on their cluster from outside: name no task")
+            raise validation.invalid(
+                "members cannot call operations on their own cluster: leave out the task"
+            )
         validation.cluster_name(event.caller.cluster)
         validation.operator(event.by)
         match event:

@@ -120,8 +120,8 @@ def _merged(wish: ClusterSettings, declared: ClusterSettings, name: str) -> Clus
         if wished and fixed and wished != fixed and not (field == "stuck_after" and wished < 0 and fixed < 0):
             raise CoreError(
                 ErrorKind.SPEC_MISMATCH,
-                f"cluster {quote(name)} is declared with another {field.replace('_', ' ')} than the client "
-                "wants",
+                f"cluster {quote(name)} is declared with another {field.replace('_', ' ')} than the "
+                "client requests",
                 fields=(f"settings.{field}{unit}",),
             )
         merged[field] = fixed or wished

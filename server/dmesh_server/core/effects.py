@@ -26,7 +26,7 @@ from dmesh_server.core.model import (
 
 
 class Encodable(Protocol):
-    """A value of a record that is encoded when it is stored: who need not wait for that is told before."""
+    """Value of a record that is encoded when it is stored, after effects that need not wait for it."""
 
     def encode(self) -> bytes:
         """Return the value in the encoding of `core.records`."""
@@ -224,7 +224,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatAck:
-    """Tells a session that the server lives."""
+    """Sign of life of the server, for a session."""
 
     sequence: int
     epoch: int
@@ -267,7 +267,7 @@ class ProcessQuery:
 
 @dataclass(frozen=True, slots=True)
 class BarrierResult:
-    """Tells a session that a barrier is over."""
+    """Result of a barrier, for a session."""
 
     name: str
     instance: int
@@ -280,7 +280,7 @@ class BarrierResult:
 
 @dataclass(frozen=True, slots=True)
 class SessionEnd:
-    """Tells a session that it is over for good. The runtime closes the stream after it."""
+    """Final message of a session. The runtime closes the stream after it."""
 
     error: CoreError
 
@@ -307,7 +307,7 @@ class Push:
 
 @dataclass(frozen=True, slots=True)
 class WatchPush:
-    """Tell the watch `token` of the changes of one revision; an error ends it."""
+    """Changes of one revision for the watch `token`; an error ends it."""
 
     token: int
     revision: int

@@ -61,7 +61,7 @@ class Register(Mutation):
     settings: ClusterSettings = NO_WISHES
     """Settings that the client wishes for the cluster."""
     seen: SeenState | None = None
-    """Latest state that the client was told of, if it was registered before."""
+    """Latest state that the client has seen, if it was registered before."""
     owner: str = ""
     """Tenant whose quota a new generation counts for; empty for none."""
 
@@ -118,7 +118,7 @@ class Attach(Request):
     session: int
     """Names the session, never used again."""
     seen: SeenState | None = None
-    """The latest state that a server told the caller; None if the caller does not say."""
+    """Latest state that the caller has seen; None if it does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +338,7 @@ class KvWatch(Request):
     prefix: str
     from_revision: int
     seen: SeenState | None = None
-    """The latest state that a server told the caller, as in `Attach`."""
+    """Latest state that the caller has seen, as in `Attach`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,7 @@ def _check_liveness(cluster: Cluster, deadlines: Deadlines, stopping: bool) -> N
         assert (slot.activity is not None) == (slot.liveness is Liveness.STUCK), f"{label}: wrong activity"
         assert live or not slot.state.departed, f"{label}: departed, but blocked or stuck"
         assert live or task in watchdog._reported or task in watchdog._changed, (
-            f"{label}: nobody will be told"
+            f"{label}: no session will be notified"
         )
         assert not live or task not in watchdog._reported or task in watchdog._changed, f"{label}: likewise"
         if slot.liveness is Liveness.STUCK:
@@ -122,7 +122,7 @@ def _check_liveness(cluster: Cluster, deadlines: Deadlines, stopping: bool) -> N
         armed = StuckDue(cluster.name) in deadlines
         assert armed or not waiting or watchdog._stuck_after == float("inf"), "nobody looks who is stuck"
         assert armed == (watchdog.looks_at != float("inf"))
-        assert LivenessDue(cluster.name) in deadlines or not watchdog._changed, "changes stay untold"
+        assert LivenessDue(cluster.name) in deadlines or not watchdog._changed, "changes stay unreported"
 
 
 def _check_keys(cluster: Cluster, deadlines: Deadlines) -> None:

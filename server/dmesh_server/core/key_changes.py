@@ -28,7 +28,7 @@ class KeyChanges:
         self._before: dict[str, KeyValue | None] = {}
 
     def __bool__(self) -> bool:
-        """Tell whether there are any."""
+        """Return whether there are any."""
         return bool(self._before)
 
     def put(self, key: str, value: bytes, lease: int = 0) -> KeyValue:
@@ -82,6 +82,7 @@ class KeyChanges:
     def _once(self, key: str) -> None:
         if key in self._before:
             raise validation.invalid(
-                f"key {quote(key)} is changed twice in one transaction; change each key once, or use several "
+                f"key {quote(key)} is changed more than once in a transaction; change each key once, or "
+                "use several "
                 "transactions"
             )

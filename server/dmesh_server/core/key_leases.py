@@ -79,7 +79,7 @@ class KeyLeases:
             raise validation.invalid(f"the lease number {number:#x} must be a random number of 64 bits")
         if not self._limits.min_lease <= ttl <= LONGEST:
             raise validation.invalid(
-                f"a lease lives from {self._limits.min_lease:g} s to {LONGEST:g} s, not {ttl:g} s"
+                f"a lease can last from {self._limits.min_lease:g} s to {LONGEST:g} s, not {ttl:g} s"
             )
         if len(self._attached) >= self._limits.max_key_leases + len(self._roster.slots):
             raise CoreError(
@@ -189,8 +189,8 @@ class KeyLeases:
             return _Attached(number, slot.lease, self._ended, granted=False)
         raise CoreError(
             ErrorKind.LEASE_NOT_FOUND,
-            f"there is no lease {number:#x} in cluster {quote(self._cluster)}: it was not renewed in time, "
-            "it was revoked, or its member is gone. The keys that were attached to it are deleted.",
+            f"there is no lease {number:#x} in cluster {quote(self._cluster)}: it expired, was revoked, "
+            "or its member is gone. Its keys were deleted.",
         )
 
     def _ended(self, attached: _Attached, transaction: Transaction) -> None:

@@ -418,7 +418,7 @@ class KeyValueStore:
     def _publish(
         self, events: tuple[KeyEvent, ...], encoded: bytes, size: int, transaction: Transaction
     ) -> None:
-        """Add the changes of the present revision to the history, and tell the watches."""
+        """Add the changes of the current revision to the history, and push them to the watches."""
         transaction.persist(self._cluster, records.CHANGE, str(self.revision), encoded)
         for forgotten in self.history.append(self.revision, events, size):
             transaction.persist(self._cluster, records.CHANGE, str(forgotten), None)

@@ -7,8 +7,8 @@ Everything that comes from the owner renews it; when it ends, its items learn it
     lease.attach(item)                # item.lease_ended(lease, transaction) is called when it ends
     lease.detach(item)                # not any more; nothing happens if the item was not attached
     leases.renew(lease, now)          # the owner was heard
-    leases.revoke(lease, transaction) # ends it now: its items are told, in the order of their attachment
-    leases.drop(lease)                # ends it without telling anybody: the owner's cluster is over
+    leases.revoke(lease, transaction) # ends it now: its items are notified, in the order of their attachment
+    leases.drop(lease)                # ends it without notifying its items: the owner's cluster is over
 
 The lease of a member is `slot.lease`. Attach an ephemeral key or a lock to it, or grant a separate lease for
 a key with a time to live. Leases are not durable: keep what is needed to grant them again after a restart
@@ -183,14 +183,14 @@ class Leases:
         self.renew(lease, now)
 
     def revoke(self, lease: Lease, transaction: Transaction) -> None:
-        """End the lease and tell its items. Idempotent."""
+        """End the lease and notify its items. Idempotent."""
         items = tuple(lease.items)
         self.drop(lease)
         for item in items:
             item.lease_ended(lease, transaction)
 
     def drop(self, lease: Lease) -> None:
-        """End the lease without telling its items. Idempotent."""
+        """End the lease without notifying its items. Idempotent."""
         lease.ended = True
         lease._items.clear()
         self._acquit(lease)

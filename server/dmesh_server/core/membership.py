@@ -50,8 +50,8 @@ def find(cluster: Cluster, caller: Caller, transaction: Transaction) -> TaskSlot
     raise CoreError(
         ErrorKind.FENCED,
         f"{label} is held by another process, {messages.name(holder)}; the caller (incarnation "
-        f"{caller.incarnation:#x}) may not act for it. It belongs to an earlier generation of the cluster, "
-        "or has the same client id as another process: end it.",
+        f"{caller.incarnation:#x}) may not use it. The caller belongs to an earlier generation of the "
+        "cluster, or two processes have the same client id. End the caller.",
         (holder,),
     )
 
@@ -66,8 +66,8 @@ def check_proof(cluster: Cluster, slot: TaskSlot, caller: Caller) -> None:
         raise CoreError(
             ErrorKind.PERMISSION_DENIED,
             f"the caller names the incarnation of {slot.task} of cluster {messages.quote(cluster.name)}, but "
-            f"its credential is {'wrong' if caller.proof else 'missing'}: only the process that registered "
-            "may act for the task. Let other processes call without a task, or register "
+            f"its credential is {'wrong' if caller.proof else 'missing'}: only the process that "
+            "registered may call for the task. Let other processes call without a task, or register "
             "with an incarnation and a credential of their own.",
         )
 

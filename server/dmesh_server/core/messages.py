@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dmesh_server.core.model import Liveness, Member, MemberState, Task
 
 MAX_DESCRIBED = 32
-"""Members that one error describes in full; of the others it gives the numbers."""
+"""Number of members that one error describes in full; the others appear as ranges of tasks."""
 
 _MAX_QUOTED = 128
 

@@ -200,7 +200,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class SeenState:
-    """The latest state that a client was told, by any run of the server."""
+    """Latest state that a client has seen, of any run of the server."""
 
     store: int
     """Identity of the server's store."""

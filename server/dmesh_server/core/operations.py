@@ -20,7 +20,7 @@ from dmesh_server.core.transaction import Transaction
 OperatorEvent = StopBarrier | Evict | DropKey | SnapshotKeys | RestoreKeys
 
 RESERVED = "dmesh/"
-"""Beginning of the keys that belong to the processes of the cluster and to nobody else."""
+"""Prefix of the keys that belong to the processes of the cluster."""
 
 
 def operate(cluster: Cluster, event: OperatorEvent, transaction: Transaction) -> Answer | None:
@@ -51,16 +51,14 @@ def stop_barrier(cluster: Cluster, event: StopBarrier, transaction: Transaction)
     """
     check_barrier(event.name, event.instance, None)
     if event.instance < 0:
-        raise validation.invalid(
-            f"barrier {messages.quote(event.name)}: say which instance is to be cancelled"
-        )
+        raise validation.invalid(f"barrier {messages.quote(event.name)}: name the instance to cancel")
     return Operated(
         cluster.barriers.stop(event.name, event.instance, f"an operator ({event.by})", transaction)
     )
 
 
 def evict(cluster: Cluster, event: Evict, transaction: Transaction) -> Operated:
-    """Declare a member failed. It is told to end, and may not act for its task slot any more.
+    """Declare a member failed. Its process is asked to exit, and cannot use its task slot any more.
 
     Raises:
         CoreError: That process never held the task slot.
@@ -70,11 +68,11 @@ def evict(cluster: Cluster, event: Evict, transaction: Transaction) -> Operated:
     cluster.check_task(event.task)
     slot = cluster.roster.slots.get(event.task)
     if slot is None or (slot.incarnation != event.incarnation and event.incarnation not in slot.former):
-        holder = "nobody holds it" if slot is None else f"it is held by {messages.name(slot.snapshot())}"
+        holder = "no process holds it" if slot is None else f"it is held by {messages.name(slot.snapshot())}"
         raise CoreError(
             ErrorKind.NOT_REGISTERED,
-            f"{label} was never held by a process of incarnation {event.incarnation:016x}: {holder}. Look up "
-            "the member again.",
+            f"{label} was never held by a process of incarnation {event.incarnation:016x}: {holder}. "
+            "Read the member again.",
         )
     if slot.incarnation != event.incarnation or slot.state.departed:
         return Operated(changed=False)
@@ -100,7 +98,7 @@ def drop_key(cluster: Cluster, event: DropKey, transaction: Transaction) -> Oper
         raise CoreError(
             ErrorKind.KEY_EXISTS,
             f"key {messages.quote(event.key)} was changed: it is of revision {found.mod_revision}, not "
-            f"{event.revision}. Look at it again before you delete it.",
+            f"{event.revision}. Read it again before you delete it.",
         )
     cluster.store.remove(event.key, transaction)
     return Operated(changed=True)
@@ -121,15 +119,17 @@ def restore_keys(cluster: Cluster, event: RestoreKeys, transaction: Transaction)
     if cluster.ended:
         raise CoreError(
             ErrorKind.CLUSTER_ENDING,
-            f"all members of cluster {messages.quote(cluster.name)} are gone: its keys are not those of the "
-            "next ones. Restore them when the first of these has registered.",
+            f"all members of cluster {messages.quote(cluster.name)} are gone: keys restored now would "
+            "not be those of the next members. Restore them after one of these has registered.",
         )
 
     def check(key: str, value: bytes) -> None:
         validation.key(key, cluster.limits)
         validation.value(value, key, cluster.limits)
         if key.startswith(RESERVED):
-            raise validation.invalid(f"key {messages.quote(key)} is dmesh's own and cannot be restored")
+            raise validation.invalid(
+                f"key {messages.quote(key)} is reserved for dmesh and cannot be restored"
+            )
 
     def spared(key: str) -> bool:
         return event.merge or key.startswith(RESERVED)

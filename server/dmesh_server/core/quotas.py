@@ -103,6 +103,6 @@ def _check(owner: str, name: str, most: int | None, held: int, more: int) -> Non
     if most is not None and more > 0 and held + more > most:
         raise CoreError(
             ErrorKind.LIMIT_EXCEEDED,
-            f"quota `{name}` of token {owner}: its clusters hold {held} of {most} {name}, and {more} more "
-            "were asked for. Give up some, or ask the operator for a token with a larger quota.",
+            f"quota `{name}` of token {owner}: its clusters hold {held} of {most} {name}, and {more} "
+            "more were requested. Free some, or ask the operator for a token with a larger quota.",
         )

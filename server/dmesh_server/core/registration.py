@@ -119,8 +119,8 @@ def _check_agreement(event: Register, task: Task, cluster: Cluster) -> None:
     if event.jobs != jobs and _sorted(event.jobs) != _sorted(jobs):
         raise CoreError(
             ErrorKind.SPEC_MISMATCH,
-            f"{who} has another job list than "
-            f"cluster {messages.quote(cluster.name)}, which was formed by {messages.name(first)}: "
+            f"{who} has a different job list than cluster {messages.quote(cluster.name)}, which was "
+            f"formed by {messages.name(first)}: "
             f"{_difference(event.jobs, jobs)}.",
             (first,),
             fields=("jobs",),
@@ -186,7 +186,7 @@ def check_free(cluster: Cluster, task: Task, transaction: Transaction) -> None:
             ErrorKind.LIMIT_EXCEEDED,
             f"{task} of cluster {messages.quote(cluster.name)} was taken by {len(slot.former) + 1} processes "
             f"one after another, which is the server's limit. The last, {messages.name(last)}, "
-            f"{messages.fate_of(last)}. Find out what ends them (their logs), and start the job again.",
+            f"{messages.fate_of(last)}. Find the cause in their logs, and start the job again.",
             (last,),
         )
 

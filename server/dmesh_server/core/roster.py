@@ -131,7 +131,7 @@ class Roster:
         )
 
     def knows(self, task: Task) -> bool:
-        """Tell whether the task is one of the cluster's."""
+        """Return whether the task is one of the cluster's."""
         return 0 <= task.index < self._sizes.get(task.job, 0)
 
     @property

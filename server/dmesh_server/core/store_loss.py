@@ -1,10 +1,10 @@
-"""Stores that lack what clients were told: empty ones, older copies, and those of other servers.
+"""Stores that lack data that clients have seen: empty ones, older copies, and those of other servers.
 
-Every store has an identity, drawn when the first cluster begins in it. A client presents what it was last
-told, and by which store. If that is another store, or if this server began with less than the client was
-told, the client has to register again; the answer has the store's identity, by which it learns of the loss.
-A store that turns out to be an older copy gets a new identity, so that all clients learn of it, whether or
-not they were told anything that is missing.
+Every store has an identity, drawn when the first cluster begins in it. A client sends the latest state that
+it has seen, and the store's identity. If that is another store, or if this server began with an older state,
+the client has to register again; the answer has the store's identity, which reveals the loss. A store that
+turns out to be an older copy gets a new identity, so that all clients learn of it, even if they have seen
+nothing that is missing.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ class StoreIdentity:
             transaction.push(cluster.roster.sessions, SessionEnd(error))
 
     def is_older(self, cluster: Cluster, seen: SeenState) -> bool:
-        """Tell whether this server began with less of a cluster than an earlier one had told a client."""
+        """Return whether this server began with an older state of a cluster than a client has seen."""
         if seen.store != self.value or seen.server_incarnation == self._server_incarnation:
             return False
         same = seen.cluster_incarnation == cluster.generation.incarnation
         return seen.epoch > cluster.restored_epoch or (same and seen.revision > cluster.restored_revision)
 
     def check(self, cluster: Cluster, seen: SeenState | None) -> None:
-        """Refuse a client that was told something by another store, or by a later state of this one.
+        """Refuse a client that has seen another store, or a later state of this one.
 
         Raises:
             CoreError: NOT_REGISTERED.
@@ -118,7 +118,7 @@ def lost(what: str) -> CoreError:
 
 
 def go_on(cluster: Cluster, seen: SeenState, transaction: Transaction) -> None:
-    """Let epochs and revisions go on behind those that a client was told, so that none is used twice."""
+    """Continue epochs and revisions after those that a client has seen, so that none is used twice."""
     if seen.epoch >= cluster.epoch:
         cluster.roster.epoch = seen.epoch
         cluster.advance_epoch(transaction)

@@ -59,13 +59,13 @@ class Transaction:
         self._effects.append(Reply(token, answer))
 
     def push(self, sessions: Iterable[int], message: Message) -> None:
-        """Tell sessions something; nothing if there are none."""
+        """Send a message to sessions; do nothing if there are none."""
         listed = tuple(sessions)
         if listed:
             self._effects.append(Push(listed, message))
 
     def watch_push(self, push: WatchPush) -> None:
-        """Tell a watch something."""
+        """Push changes to a watch."""
         self._effects.append(push)
 
     def probe(self, probe: Probe) -> None:

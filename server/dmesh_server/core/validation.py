@@ -61,7 +61,7 @@ def short_text(text: str, what: str, *, least: int = 0) -> None:
 def operator(by: str) -> None:
     """Check who asks for an operation."""
     if not 1 <= len(by) <= 256 or not by.isprintable():
-        raise invalid("an operation says who asks for it, in 1-256 printable characters")
+        raise invalid("an operation must name its operator, in 1-256 printable characters")
 
 
 def cluster_name(name: str) -> None:
@@ -74,7 +74,7 @@ def caller_task(caller: Caller) -> Task:
     """Return the caller's task slot; observers are refused."""
     if caller.task is None:
         raise invalid(
-            "an observer (a caller without a task) may read, and change keys, but nothing else; name a task"
+            "an observer (a caller without a task) may only read state and change keys; name a task"
         )
     if caller.incarnation not in _UINT64:
         raise invalid(
@@ -216,8 +216,8 @@ def keys(listed: Iterable[str], count: int, limits: Limits) -> None:
     if count > limits.max_keys_per_read:
         raise CoreError(
             ErrorKind.LIMIT_EXCEEDED,
-            f"{count} keys were asked for at once; the server allows {limits.max_keys_per_read}. Ask in "
-            "parts.",
+            f"{count} keys were requested at once; the server allows {limits.max_keys_per_read}. Split "
+            "the request.",
         )
     for text in listed:
         key(text, limits)

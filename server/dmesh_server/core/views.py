@@ -312,7 +312,7 @@ class ClusterViews:
         if cluster is None:
             raise CoreError(
                 ErrorKind.NOT_REGISTERED,
-                f"nobody has registered in a cluster {messages.quote(name)} on this server",
+                f"no client has registered in cluster {messages.quote(name)} on this server",
             )
         return cluster
 

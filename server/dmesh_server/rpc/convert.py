@@ -113,7 +113,8 @@ def passed_barriers(messages: Collection[coordination_pb2.PassedBarrier]) -> tup
     """Read the passed barriers that a client presents; the core checks names and tasks."""
     if len(messages) > _MAX_PASSED:
         raise invalid(
-            f"{len(messages)} passed barriers are presented; it may be {_MAX_PASSED}, the latest ones"
+            f"{len(messages)} passed barriers are presented; at most {_MAX_PASSED} are allowed, the "
+            "latest ones"
         )
     return tuple(
         PassedBarrier(
@@ -195,7 +196,7 @@ def error_kind(kind: ErrorKind) -> common_pb2.ErrorKind.ValueType:
 
 
 def error_to_proto(error: CoreError, now: float) -> common_pb2.Error:
-    """Write an error with everybody it is about."""
+    """Write an error and the members that it concerns."""
     return common_pb2.Error(
         kind=error_kind(error.kind),
         message=error.message,

@@ -47,7 +47,7 @@ class Method:
 
 def _set(token: int, caller: Caller, request: pb.SetRequest, session: int, reply_slot: int) -> events.KvSet:
     if request.ephemeral and caller.task is None:
-        raise convert.invalid("an ephemeral key ends with its member: an observer is none; grant a lease")
+        raise convert.invalid("an ephemeral key belongs to a member, and an observer is not one; use a lease")
     return events.KvSet(
         token, caller, request.request_id, request.key, request.value, request.allow_overwrite,
         caller.incarnation if request.ephemeral else request.lease,
@@ -144,7 +144,9 @@ def _condition(message: pb.Condition) -> Condition:
 def _operation(token: int, caller: Caller, message: pb.Operation) -> events.KvOperation:
     kind = message.WhichOneof("kind")
     if kind is None:
-        raise convert.invalid("an operation of a transaction asks nothing that this server understands")
+        raise convert.invalid(
+            "an operation of a transaction is empty or of a kind that this server does not know"
+        )
     operation: events.KvOperation = _READERS[kind](token, caller, getattr(message, kind), 0, 0)
     return operation
 

@@ -65,12 +65,12 @@ class SessionCalls:
         kind = call.WhichOneof("request")
         method = METHODS.get(kind) if kind is not None else None
         if kind is None or method is None:
-            raise convert.invalid("a key-value call asks nothing that this server understands")
+            raise convert.invalid("a key-value call is empty or of a kind that this server does not know")
         if call.id in self._unanswered:
             raise convert.invalid(f"a call with id {call.id} is not answered yet: give each call its own")
         if call.reply_slot in self._taken:
             raise convert.invalid(
-                f"the call in reply slot {call.reply_slot} is not answered yet: use a slot that is free"
+                f"the call in reply slot {call.reply_slot} is not answered yet: use a free slot"
             )
         if len(self._unanswered) >= REPLY_SLOTS:
             self._answer(kind, method, call.id, _too_many())
@@ -101,7 +101,7 @@ class SessionCalls:
             self._answer(kind, method, call.id, _failed(kind))
 
     def _over_quota(self) -> bool:
-        """Count a call against its token's quota; tell whether it must be refused."""
+        """Count a call against its token's quota; return whether it must be refused."""
         rate, now = self._session.call_rate, self._runtime.now()
         # Right after a reconnection calls come again: what may have taken effect is not refused.
         return rate is not None and not rate.take(now) and now - self._began > _RESENDING

@@ -134,7 +134,8 @@ class SessionInput:
                 raise convert.invalid("this session is attached already; `attach` comes first and only once")
             case _:
                 raise convert.invalid(
-                    "a session message says nothing that this server understands; is the client newer?"
+                    "a session message is empty or of a kind that this server does not know; the client "
+                    "may be a newer version"
                 )
         return self._pace.spend(runtime.now())
 

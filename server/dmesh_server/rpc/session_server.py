@@ -120,7 +120,7 @@ class SessionServer:
             self.forget(connection)
 
     def withdraw(self) -> None:
-        """Make no offers any more, and end those that nobody has taken up."""
+        """Stop making offers, and withdraw the open ones."""
         self._stopping = True
         for offer in self._offers.values():
             offer.over.set()
@@ -337,7 +337,7 @@ class _Connection(asyncio.Protocol):
         self._over = True
         self._buffer.clear()
         loop = asyncio.get_running_loop()
-        loop.call_soon(self._close_session)  # not from within what the core has the session told
+        loop.call_soon(self._close_session)  # not from within a message of the core
         if self._transport.is_closing():
             return
         if self._transport.get_write_buffer_size() > 2 * _UNREAD:

@@ -189,7 +189,7 @@ def _read(path: Path) -> dict[str, IssuedToken]:
     try:
         content = json.loads(path.read_bytes())
         if content["format"] != _FORMAT:
-            raise ValueError(f"format {content['format']!r} is another version's")
+            raise ValueError(f"format {content['format']!r} belongs to another version")
         return {one.id: one for one in map(IssuedToken.of_json, content["tokens"])}
     except FileNotFoundError:
         return {}

@@ -56,8 +56,8 @@ def server_access(
         path = tokens.default_path(environ)
         if path is None:
             raise ConfigurationError(
-                "no token: there is no home directory to keep one in. Set DMESH_TOKEN or DMESH_TOKEN_FILE, "
-                "or XDG_CONFIG_HOME to a directory that can be written"
+                "no token: there is no home directory to store one in. Set DMESH_TOKEN or DMESH_TOKEN_FILE, "
+                "or XDG_CONFIG_HOME to a directory that is writable"
             )
         tokens.create_file(path)
         logs.info("token_file_made", path=path, note="clients of this user find it there by themselves")
@@ -83,12 +83,12 @@ def refuse_exposure(address: Address, what: str, remedy: str, *, tokens: bool) -
         return
     if tokens:
         raise ConfigurationError(
-            f"{address}, {what}, can be reached from other machines; without TLS, anybody on the way could "
-            f"read the token and everything else. {remedy}"
+            f"{address}, {what}, can be reached from other machines; without TLS, others on the network "
+            f"could read the token and all other traffic. {remedy}"
         )
     raise ConfigurationError(
-        f"{address}, {what}, can be reached from other machines; without a token (authentication), anybody "
-        f"on the network could join, read and end your clusters. {remedy}"
+        f"{address}, {what}, can be reached from other machines; without a token, anyone on the network "
+        f"could join, read and end your clusters. {remedy}"
     )
 
 

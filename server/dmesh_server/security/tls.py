@@ -44,8 +44,8 @@ class TlsSettings:
             if not name or (separator and "/" not in rest):
                 # `spiffe://example.org` as a prefix would let `spiffe://example.org.evil/` in.
                 raise ConfigurationError(
-                    f"--tls-allow {name!r} names neither one client nor a directory of them; expected a name "
-                    f"in full, or a prefix with its trailing slash, such as {scheme or 'spiffe'}://"
+                    f"--tls-allow {name!r} is neither a full name nor a prefix of names; expected a full "
+                    f"name, or a prefix that ends in a slash, such as {scheme or 'spiffe'}://"
                     f"{rest or 'example.org'}/"
                 )
 

@@ -110,11 +110,11 @@ def read_head(path: Path) -> Head:
         head = file.read(_HEAD.size)
     if len(head) < _HEAD.size:
         what = "is empty" if not head else f"ends at offset {len(head)}, within its header"
-        raise damaged(path, 0, f"it {what}; a database of dmesh never is")
+        raise damaged(path, 0, f"it {what}; dmesh never writes such a database")
     magic, page_size, write_version, read_version, version, application = _HEAD.unpack(head)
     page_size = 65536 if page_size == 1 else page_size
     if magic != _MAGIC:
-        raise damaged(path, 0, "it does not begin as a database does")
+        raise damaged(path, 0, "it does not begin with a database header")
     if page_size < 512 or page_size & (page_size - 1):
         raise damaged(path, 16, f"a page size of {page_size} bytes is impossible")
     if {write_version, read_version} - {1, 2}:

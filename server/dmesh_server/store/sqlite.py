@@ -413,7 +413,7 @@ class SqliteStore:
         copy = database.connect_to_look(self._new_path)
         try:
             if database.read(copy, self._new_path) != content:
-                raise StoreError("the copy is not what was copied")
+                raise StoreError("the copy differs from the original")
         finally:
             copy.close()
         database.read_head(self._new_path)

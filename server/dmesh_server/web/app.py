@@ -255,7 +255,8 @@ def _stream(runtime: Runtime, overview: Overview, access: Access | None) -> APIR
         """
         if overview.full:
             raise CoreError(
-                ErrorKind.LIMIT_EXCEEDED, f"{MOST_STREAMS} readers follow the events, which is the limit"
+                ErrorKind.LIMIT_EXCEEDED,
+                f"{MOST_STREAMS} readers follow the event stream, which is the limit",
             )
         _ = runtime.views  # a server that stops says so now
         number, restarted = place(last_event_id or after, runtime.server_incarnation)

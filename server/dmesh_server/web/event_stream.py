@@ -2,7 +2,7 @@
 
 What a reader is sent, each a block of lines with an empty one behind it:
 
-- `event: hello`: first, with the cursor from which on it is told.
+- `event: hello`: first, with the cursor at which the stream begins.
 - `id: CURSOR`, `event: happened`: an event, as `GET /api/v1/events` shows it.
 - `event: clusters`: the clusters whose numbers have changed, as `GET /api/v1/clusters` shows them; at most
   once a second. First, all of them.

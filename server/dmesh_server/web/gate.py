@@ -116,7 +116,7 @@ class HttpGate:
             await send(message)
 
         refusal = self._refusal(scope)
-        if refusal is None and scope["path"] not in PROBE_PATHS:  # these wait for nobody
+        if refusal is None and scope["path"] not in PROBE_PATHS:  # probes do not wait
             refusal = await self._wait(scope)
         if refusal is None:
             await self._app(scope, receive, send_safely)
@@ -143,7 +143,7 @@ class HttpGate:
     async def _wait(self, scope: _Scope) -> tuple[int, str] | None:
         """Wait until it is the request's turn; return status and text if there are too many.
 
-        Requests without a token neither wait nor take a turn: nobody with a token ever waits for them.
+        Requests without a token are not queued, so requests with a token never wait for them.
         """
         if self._access is not None and token_of(scope) is None:
             if self._shedder.serves(remote_of(scope)):
@@ -210,19 +210,19 @@ class HttpGate:
 
 
 def token_of(scope: _Scope) -> Token | None:
-    """Return the token with which a request passed the gate; None if nobody is asked for one."""
+    """Return the token with which a request passed the gate; None if the server checks none."""
     token = scope.get(_SHOWN)
     return token if isinstance(token, Token) else None
 
 
 def has_role(scope: _Scope, needed: Role) -> bool:
-    """Tell whether who asks may do what needs a role; everybody may if nobody is asked for a token."""
+    """Return whether a request has a role; every request has if the server checks no tokens."""
     token = token_of(scope)
     return token is None or may(token, needed)
 
 
 def covers(scope: _Scope, cluster: str) -> bool:
-    """Tell whether the request's token is good for a cluster; every token is that is bound to none."""
+    """Return whether the request's token is valid for a cluster; unbound tokens are valid for all."""
     token = token_of(scope)
     return token is None or token.covers(cluster)
 
@@ -249,7 +249,7 @@ async def _drain(scope: _Scope, receive: _Receive) -> None:
 
 
 def _is_within(token: Token, path: str, query: bytes) -> bool:
-    """Tell whether a request is about the clusters that a token is bound to; what is not listed is not."""
+    """Return whether a request concerns only clusters that its token is bound to; unlisted ones do not."""
     if path in _FILTERED_PATHS or role_for_http("GET", path) is None:
         return True
     if path in _EVENT_PATHS:
@@ -260,7 +260,7 @@ def _is_within(token: Token, path: str, query: bytes) -> bool:
 
 
 def _is_origin_of(name: str, origin: str) -> bool:
-    """Tell whether a page came from the server that a request is for."""
+    """Return whether a page came from the server that a request is for."""
     try:
         parts = urlsplit(origin)
     except ValueError:
@@ -269,7 +269,7 @@ def _is_origin_of(name: str, origin: str) -> bool:
 
 
 def _is_for_own_page(path: str, headers: list[tuple[bytes, bytes]]) -> bool:
-    """Tell whether a cookie counts: browsers show it whoever makes them ask, and most say who did."""
+    """Return whether a cookie counts: browsers send it with any page's requests, and most name the page."""
     if path in PAGE_PATHS:
         return True
     site = b"sec-fetch-site"
@@ -287,7 +287,7 @@ def _only(headers: list[tuple[bytes, bytes]], name: bytes) -> str | None:
 
 
 def _is_own_name(header: str, names: Collection[str]) -> bool:
-    """Tell whether a Host header names the server by an IP address or a name that it was started with."""
+    """Return whether a Host header names the server by an IP address or a name from its settings."""
     name = header[1:].partition("]")[0] if header.startswith("[") else header.partition(":")[0]
     if name.lower() == "localhost" or name.lower() in names:
         return True

@@ -1,6 +1,6 @@
 """Logins of browsers.
 
-A browser cannot be told to show a token with every request, and it sends a cookie whatever page made it ask:
+A browser cannot be made to show a token with every request, and it sends a cookie whatever page made it ask:
 here a cookie is good for looking at pages, and for nothing else.
 """
 

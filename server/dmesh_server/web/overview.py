@@ -65,7 +65,7 @@ class Overview:
         return len(self._readers) >= MOST_STREAMS
 
     def join(self, notify: Notify) -> None:
-        """Tell a reader all clusters, and then the changed ones. Pair with `leave`."""
+        """Send a reader all clusters, and then the changed ones. Pair with `leave`."""
         if not self._readers:
             self._seen = self._look()
             self._task = asyncio.get_running_loop().create_task(self._watch(), name="dmesh-overview")
@@ -76,7 +76,7 @@ class Overview:
         notify(self._seen.values(), ())
 
     def leave(self, notify: Notify) -> None:
-        """Tell a reader nothing more."""
+        """Stop sending to a reader."""
         self._readers.discard(notify)
         if not self._readers and self._task is not None:
             self._task.cancel()

@@ -83,7 +83,7 @@ class ClusterSeries:
     incarnation: int
     tasks: int
     loop: str = ""
-    """Name of the loop that the columns tell of; empty if there is none."""
+    """Name of the loop in the columns; empty if there is none."""
     columns: deque[tuple[int, bytes]] = field(default_factory=lambda: deque(maxlen=KEPT))
     ranks: dict[Task, _Rank] = field(default_factory=dict)
 

@@ -95,7 +95,7 @@ def test_frames_that_break_a_rule_are_refused(frame, message):
 
 def test_other_versions_and_kinds_are_refused():
     good = bytearray(encode(Frame(Kind.DATA)))
-    with pytest.raises(CollectiveError, match="version 9 came, this process speaks version 5"):
+    with pytest.raises(CollectiveError, match="version 9; this process supports version 5"):
         parse_header(bytes([9]) + bytes(good[1:]))
     with pytest.raises(CollectiveError, match="unknown kind 77"):
         parse_header(bytes([good[0], 77]) + bytes(good[2:]))

@@ -159,9 +159,7 @@ def test_a_route_that_leads_nowhere_falls_back_with_one_line(make_pair, caplog, 
             near, far = pair.dial(answered)
             with near, far:
                 assert near.getpeername() == pair.main
-    lines = [
-        record.getMessage() for record in caplog.records if "going on with the address" in record.getMessage()
-    ]
+    lines = [record.getMessage() for record in caplog.records if "using the address" in record.getMessage()]
     assert len(lines) == 1
     assert lines[0].startswith(f"rank 0: no connection with rank 1 from {answered.source} to {target} (")
 

@@ -257,7 +257,7 @@ def test_a_missing_peer_is_named_with_its_address_while_waiting_and_in_the_error
         with pytest.raises(InitializationTimeoutError) as caught:
             transport.connect_all(0.5, report=reports.append, report_every=0.1)
         message = str(caught.value)
-        assert message.startswith("1 of 2 clients did not come within 0.5 s: rank 1 = task 1")
+        assert message.startswith("1 of 2 clients did not connect within 0.5 s: rank 1 = task 1")
         assert f"{address}: Connection refused" in message
         assert reports
         assert reports[0].startswith("rank 0 has waited 0 s (of 0.5 s) for 1 of 2 clients: rank 1 = task 1 [")

@@ -139,8 +139,8 @@ def test_a_timeout_names_everybody_who_is_missing() -> None:
             "barrier 'step' (instance 0) timed out after 5.0 s: 2 of 4 tasks are missing: "
             "/job:worker/task:2 (host host2, pid 72, last seen 0.8 s ago), "
             "/job:worker/task:3 (never registered). "
-            "Check that those that never registered were started, with this coordinator's address. "
-            "Those that are alive are late, stuck, or do not call this barrier: see their logs."
+            "Check that tasks that never registered were started with this coordinator's address. "
+            "Tasks that are alive are late, stuck, or do not call this barrier: see their logs."
         )
         assert [member.task for member in error.members] == [worker(2), worker(3)]
         assert [member.incarnation for member in error.members] == [1002, 0]
@@ -250,7 +250,10 @@ def test_a_wrong_instance_is_refused_alone() -> None:
     d.enter(1, instance=2)
     (result,) = d.results(1)
     assert (failure(result).kind, result.instance) == (ErrorKind.BARRIER_MISMATCH, 2)
-    assert "for instance 2 (so many it has finished), but instance 3 is under way" in failure(result).message
+    assert (
+        "for instance 2 (the number that it has finished), but instance 3 is under way"
+        in failure(result).message
+    )
     d.enter(1, instance=3)
     assert d.results(0) == [d.success("b", 3)]
     d.enter(0, instance=5)

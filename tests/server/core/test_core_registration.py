@@ -255,7 +255,7 @@ def test_the_numbers_of_tasks_and_clusters_are_limited() -> None:
 def test_unknown_callers_are_told_to_register() -> None:
     d = Driver()
     assert d.refused(d.attach(0)).kind is ErrorKind.NOT_REGISTERED
-    assert "nobody has registered in a cluster 'c'" in d.refused(d.get("key")).message
+    assert "no client has registered in cluster 'c'" in d.refused(d.get("key")).message
     assert d.refused(GetClusterState(d.token(), OBSERVER)).kind is ErrorKind.NOT_REGISTERED
     d.join(0)
     assert d.refused(d.attach(1)).kind is ErrorKind.NOT_REGISTERED

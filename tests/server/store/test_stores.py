@@ -176,7 +176,7 @@ def test_another_programs_database_is_refused(directory: Path) -> None:
 def test_a_file_that_is_no_database_is_refused(directory: Path) -> None:
     directory.mkdir(mode=0o700)
     (directory / DATABASE).write_bytes(b"no database at all" * 100)
-    with pytest.raises(StoreDamagedError, match="at offset 0: it does not begin as a database does"):
+    with pytest.raises(StoreDamagedError, match="at offset 0: it does not begin with a database header"):
         SqliteStore(directory)
     # The refusal let go of the directory.
     (directory / DATABASE).unlink()

@@ -2,7 +2,7 @@
 
 A backend belongs to one group in one generation. Which of the group's backends takes a call follows from the
 request alone, so all ranks choose the same one: the first that supports it. An `Operation` is a call under
-way; it never waits longer than it is told to, because `work.Work` owns the one loop in which a call waits,
+way; it never waits longer than its limit, because `work.Work` owns the one loop in which a call waits,
 asks the other ranks where they are, and gives up.
 
 `dmesh.testing.backends` has a test suite that every backend must pass.

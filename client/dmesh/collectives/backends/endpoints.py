@@ -65,7 +65,7 @@ class EndpointOperation(Operation):
             if self._waited_enough(seconds):
                 rank = self._ranks[endpoint.culprit]
                 raise CollectiveError(
-                    f"rank {rank} has called something else than this rank; its log may say what"
+                    f"rank {rank} called a different operation than this rank; its log may show which one"
                 )
         return False
 

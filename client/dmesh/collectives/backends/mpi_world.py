@@ -173,7 +173,7 @@ def join(mpi: Any, client: int, jobs: Sequence[str], timeout: float) -> MpiWorld
         begun.append(exchanged)
         _await(exchanged, f"the client ids of all {size} MPI ranks", deadline, timeout)
     except mpi.Exception as error:
-        raise CollectiveError(f"MPI cannot bring its {size} ranks together: {error}") from error
+        raise CollectiveError(f"MPI cannot connect its {size} ranks: {error}") from error
     finally:
         _UNFINISHED.extend(begun)  # the others may come when this client has given up
     clients = _check([_CARD.unpack_from(table, rank * _CARD.size)[:3] for rank in range(size)])
@@ -252,14 +252,14 @@ def _await(request: Any, what: str, deadline: float, timeout: float) -> None:
         now = time.monotonic()
         if now >= deadline:
             raise InitializationTimeoutError(
-                f"{what} did not come together within {timeout:g} s; MPI cannot say which are missing. Look "
-                "for a process that ended before it came to initialize_accelerator_system, never called it, "
-                "or chose another backend; DMESH_INIT_TIMEOUT sets the limit"
+                f"{what} did not all arrive within {timeout:g} s; MPI does not report which are missing. "
+                "Look for a process that ended before it called initialize_accelerator_system, never called "
+                "it, or chose another backend; DMESH_INIT_TIMEOUT sets the limit"
             )
         if now >= reported + _REPORT_EVERY:
             reported = now
             announce(
-                f"has waited {now - began:.0f} s (of {timeout:g} s) for {what}; MPI cannot say which are "
-                "missing"
+                f"has waited {now - began:.0f} s (of {timeout:g} s) for {what}; MPI does not report "
+                "which are missing"
             )
         time.sleep(_NAP)

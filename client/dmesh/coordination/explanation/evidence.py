@@ -37,7 +37,9 @@ def what(wait: Wait) -> list[Evidence]:
     if wait.kind == "liveness":
         return []
     there = (
-        f"{ranks_text(wait.present)} {be_text(wait.present)} there" if wait.present else "nobody is there yet"
+        f"{ranks_text(wait.present)} {be_text(wait.present)} there"
+        if wait.present
+        else "no rank has arrived yet"
     )
     brief = f"{wait.what}"
     if match := _CALL.fullmatch(wait.call):

@@ -246,7 +246,7 @@ def _waiting(first: Wait, explanation: Explanation, picture: Picture) -> Verdict
     elif not culprits:
         victims = {Task(_job(picture), rank) for rank in first.present}
         who = f"{count_text(len(victims), 'rank')} {verb_text(victims, 'wait')}"
-        headline = f"{who}; nobody is known to be late{since}"
+        headline = f"{who}; no rank is known to be late{since}"
     elif not victims:
         headline = f"{names} {verb_text(culprits, 'wait')} for data{since}"
     else:
@@ -271,7 +271,7 @@ def _deadlock(first: Wait, explanation: Explanation, picture: Picture) -> Verdic
         "deadlock",
         "bad",
         f"{_names(culprits, picture)} wait for each other · {seconds_text(first.since)}",
-        f"Nothing will end this circle: ranks {chain}",
+        f"This deadlock will not resolve itself: ranks {chain}",
         first.since,
         culprits,
         _sorted(victims),
@@ -297,12 +297,12 @@ def _calm(picture: Picture) -> Steps[Verdict]:
     there = sum(not member.state.departed for member in picture.state.members)
     if not there and picture.state.members:
         left = count_text(len(picture.state.members), "member")
-        return Verdict("ended", "idle", f"Finished: {left} left in good order")
+        return Verdict("ended", "idle", f"Finished: {left} left cleanly")
     yield
     slow = yield from _slow(picture)
     if slow is not None:
         return slow
-    headline = f"Nothing waits · {count_text(there, 'member')} {'is' if there == 1 else 'are'} there"
+    headline = f"Nothing is waiting · {count_text(there, 'member')} {'is' if there == 1 else 'are'} connected"
     return Verdict("healthy", "ok", headline)
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class TPUSystemMetadata(NamedTuple):
-    """The size of a TPU system, and its devices."""
+    """Size and devices of a TPU system."""
 
     num_cores: int
     """Cores of all hosts."""

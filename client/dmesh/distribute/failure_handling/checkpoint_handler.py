@@ -204,10 +204,10 @@ class PreemptionCheckpointHandler:
         grace = self._config.grace_period
         if grace and not self._final:
             self._final = True
-            announce(f"a checkpoint is saved; training goes on for the grace period of {grace:g} s")
+            announce(f"saved a checkpoint; training continues for the grace period of {grace:g} s")
             return
         self._ended.set()
-        announce("a checkpoint is saved, because a client will be taken away; this client ends")
+        announce("saved a checkpoint because a client will be preempted; this client exits")
         (self._config.exit_fn or _leave_and_exit)()
         self._final = False
 
@@ -257,5 +257,5 @@ def _leave_and_exit() -> None:
     try:
         shutdown_accelerator_system()
     except DMeshError as error:  # another client is lost: there is nothing more to do for it
-        announce(f"not all clients came to the shutdown: {error}")
+        announce(f"not all clients reached the shutdown: {error}")
     sys.exit(EXIT_LOST_PEER)

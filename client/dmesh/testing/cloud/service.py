@@ -1,4 +1,4 @@
-"""An HTTP service in a thread: it remembers what it was asked, and fails when it is told to."""
+"""An HTTP service in a thread: it records its requests, and fails on demand."""
 
 from __future__ import annotations
 

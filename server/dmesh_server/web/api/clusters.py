@@ -117,7 +117,7 @@ class ClusterDetail(ClusterSummary):
     jobs: list[JobView] = Field(description="its jobs")
     settings: SettingsView = Field(description="its settings")
     vacant_tasks: list[str] = Field(
-        description=f"the first {_MOST_VACANT} task slots that nobody has taken yet"
+        description=f"the first {_MOST_VACANT} task slots that no process has taken yet"
     )
 
 

@@ -133,7 +133,7 @@ def router(runtime: Runtime) -> APIRouter:
         """Show a key's value. Needs the role `admin`: values may be secrets of the job."""
         # The gate has asked for it already, by the path; a value is worth asking twice.
         if not has_role(request.scope, Role.ADMIN):
-            raise CoreError(ErrorKind.PERMISSION_DENIED, "to see the values of keys needs the role admin")
+            raise CoreError(ErrorKind.PERMISSION_DENIED, "reading the values of keys needs the role admin")
         logs.info("admin_read", cluster=cluster, key=key, by=asker(request))
         event = KvGet(runtime.next_number(), Caller(cluster), key, timeout=0)
         async with record(request, "read_value", f"{cluster}: {key}"):

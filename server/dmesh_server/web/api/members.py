@@ -176,7 +176,7 @@ def router(runtime: Runtime) -> APIRouter:
     ) -> Response:
         """Declare a member failed. Needs the role `admin`.
 
-        Its process is told to end and may not act for its slot any more; the others learn of it as of any
+        Its process is asked to exit and cannot use its slot any more; the others learn of it as of any
         failure. The request names the process, so that a repeated one never hits its successor.
         """
         task, number = Task(job, index), int(incarnation, 16)

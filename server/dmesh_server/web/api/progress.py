@@ -1,4 +1,4 @@
-"""Progress of members' programs: the loops that they tell of, put together by name.
+"""Progress of members' programs: the loops that they report, grouped by name.
 
 All of it comes from the members' own reports, a few seconds old: for display, never for decisions.
 """
@@ -73,7 +73,7 @@ class ProgressPage(BaseModel):
     )  # fmt: skip
 
     cluster: str = Field(description="name of the cluster")
-    reported: int = Field(description="number of members that tell of a loop")
+    reported: int = Field(description="number of members that report a loop")
     loops: list[LoopView] = Field(description=f"loops under way first; at most {_MOST_LOOPS}")
 
 

@@ -175,7 +175,7 @@ def _checked(request: Request, access: Access | None) -> Access:
     """Refuse operators whose token is bound to clusters: they could issue themselves another one."""
     if access is None:
         raise CoreError(
-            ErrorKind.INVALID_ARGUMENT, "this server asks nobody for a token (--insecure), so it issues none"
+            ErrorKind.INVALID_ARGUMENT, "this server does not check tokens (--insecure), so it issues none"
         )
     token = token_of(request.scope)
     if token is None or token.role < Role.ADMIN or token.clusters:

@@ -203,13 +203,14 @@ class Pool:
             if size < nbytes + HEADER:
                 raise SharedMemoryError(
                     f"{nbytes} bytes of shared memory are needed, but only {left} are left of "
-                    f"the {limit} that this client may share; raise DMESH_SHARED_MEMORY, or share less"
+                    f"the {limit} that this client may share; raise DMESH_SHARED_MEMORY, or share "
+                    "smaller arrays"
                 )
             try:
                 segment = Segment(size)
             except OSError as error:
                 raise SharedMemoryError(
-                    f"the system gives no shared memory of {size} bytes: {error}"
+                    f"the system cannot allocate {size} bytes of shared memory: {error}"
                 ) from error
             self._registered.add(segment.memory, segment.ticket.nonce, segment.ticket.descriptor, True)
             chunk = _Chunk(segment, [(HEADER + nbytes, size // _PAGE * _PAGE)])

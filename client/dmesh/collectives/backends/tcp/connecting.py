@@ -360,7 +360,7 @@ class TcpConnector(Connector):
                 self._failed.add(route)
                 announce(
                     f"rank {self._credentials.rank}: no connection with rank {peer} from {route} ({problem}):"
-                    " going on with the address that all peers know"
+                    " using the address that all peers know"
                 )
             self._dial(peer, number, on_dialed, None)
 

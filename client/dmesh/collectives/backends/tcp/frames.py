@@ -119,10 +119,12 @@ def parse_header(data: bytes | bytearray | memoryview, offset: int = 0) -> tuple
         data, offset
     )
     if version != VERSION:
-        raise CollectiveError(f"a frame of version {version} came, this process speaks version {VERSION}")
+        raise CollectiveError(
+            f"received a frame of version {version}; this process supports version {VERSION}"
+        )
     kind = _KINDS.get(number)
     if kind is None:
-        raise CollectiveError(f"a frame of unknown kind {number} came")
+        raise CollectiveError(f"received a frame of unknown kind {number}")
     if signature_length > (SIGNATURE_LIMIT if kind in _SIGNED else 0):
         raise CollectiveError(f"a {kind.name} frame came with a signature of {signature_length} bytes")
     lowest, highest = _LENGTHS[kind]

@@ -96,7 +96,7 @@ class Credentials:
     """Identity and secret of a client."""
 
     rank: int
-    incarnation: int  # random number of its process; 0 if processes are not told apart
+    incarnation: int  # random number of its process; 0 if processes are not distinguished
     cluster_id: bytes  # names this run of the cluster
     secret: Callable[[], bytes] = field(repr=False)  # shared by all clients of the cluster
     # How new its knowledge of the others' processes is.
@@ -131,7 +131,7 @@ class Handshake(ABC):
     """One side of a handshake."""
 
     def __init__(self, credentials: Credentials, first_size: int) -> None:
-        self.done = False  # the other side has proven itself, and has been told so
+        self.done = False  # the other side has proven itself, and knows that it was accepted
         self.peer: int | None = None  # the other side's rank, as soon as it claims one
         self.binding = b""  # identity of the TLS connection around this handshake; set before any `feed`
         self._credentials = credentials
@@ -286,7 +286,9 @@ class Acceptor(Handshake):
         own, hello = self._credentials, _HELLO.unpack(message)
         _, version, zero, rank, wanted, number, incarnation, expected, generation, cluster, _ = hello
         if version != PROTOCOL:
-            raise self.refuse(Status.WRONG_VERSION, f"it speaks version {version}, this client {PROTOCOL}")
+            raise self.refuse(
+                Status.WRONG_VERSION, f"it uses protocol version {version}, this client version {PROTOCOL}"
+            )
         if zero:
             raise self.refuse(Status.MALFORMED, "its first message is malformed")
         if not hmac.compare_digest(cluster, own.cluster_digest):
@@ -297,7 +299,7 @@ class Acceptor(Handshake):
         if rank not in self._incarnations:
             raise self.refuse(Status.UNKNOWN_RANK, f"there is no peer of rank {rank}")
         if self._tls_only:
-            raise self.refuse(Status.TLS_ONLY, f"it does not encrypt, and this client does ({_SAME_SETTING})")
+            raise self.refuse(Status.TLS_ONLY, f"it does not use TLS, but this client does ({_SAME_SETTING})")
         known = self._incarnations[rank]
         if expected and expected != own.incarnation:
             raise self.refuse(Status.WRONG_INCARNATION, "it looks for a former process of this rank")

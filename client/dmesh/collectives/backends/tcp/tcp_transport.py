@@ -125,9 +125,9 @@ class TcpTransport(Transport):
             now = time.monotonic()
             if now >= began + timeout:
                 raise InitializationTimeoutError(
-                    f"{len(absent)} of {clients} clients did not come within {timeout:g} s: {who}. Start "
-                    "them, or check that DTENSOR_JOBS is the same everywhere and that their addresses can be "
-                    "reached from here."
+                    f"{len(absent)} of {clients} clients did not connect within {timeout:g} s: {who}. "
+                    "Start them, or check that all clients have the same DTENSOR_JOBS and that this host "
+                    "can reach their addresses."
                 )
             if now >= reported + report_every:
                 reported = now
