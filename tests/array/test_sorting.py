@@ -11,7 +11,7 @@ from tests.array.worlds import WORLDS, Made, World, arrays, assert_same, run, sp
 import dmesh
 from dmesh import Layout
 
-FEW = settings(EXAMPLES, max_examples=25)
+FEW = settings(EXAMPLES, max_examples=15)
 R = ("float64", "float32", "int64", "int32", "uint8")
 ANY = (*R, "complex128", "bool")
 LENGTHS = st.sampled_from([0, 1, 2, 3, 5, 8, 17, 64, 301])

@@ -20,6 +20,7 @@ from dmesh.arrays.operation import ArraySpec, register_op
 from dmesh.arrays.ops import (
     accumulations,
     along,
+    composed,
     counting,
     diagonals,
     einsum,
@@ -48,8 +49,8 @@ from dmesh.arrays.transfer.functions import (
 from dmesh.arrays.variable import DVariable
 
 _OPERATIONS = (
-    accumulations, along, assignment, counting, diagonals, einsum, fourier, linalg, order_statistics, queries,
-    rearranging, reductions, selection, sets,
+    accumulations, along, assignment, composed, counting, diagonals, einsum, fourier, linalg,
+    order_statistics, queries, rearranging, reductions, selection, sets,
 )  # fmt: skip
 """Modules that have entered NumPy's functions into the registry."""
 

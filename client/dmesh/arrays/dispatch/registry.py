@@ -24,7 +24,6 @@ REFUSED: dict[str, str] = {
     "savez_compressed": "checkpoints of sharded arrays are not built: x.full() gathers the array",
     "savetxt": "it would gather the array: np.savetxt(path, x.full())",
     "nditer": _OBJECTS,
-    "fill_diagonal": "it writes to its argument by strides: x[...] = np.where(np.eye(...), value, x)",
     "shares_memory": "blocks of sharded arrays share memory until one is written to, which programs "
     "never see",
     "may_share_memory": "blocks of sharded arrays share memory until one is written to, which programs "

@@ -1,0 +1,193 @@
+"""Functions that are made of others: cross products, gradients, grids, polynomials, flat indices."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from dmesh.arrays.dispatch.operands import check_operand, free_axes, grid_among
+from dmesh.arrays.dispatch.reduction import normalized_axes
+from dmesh.arrays.dispatch.registry import implements
+from dmesh.arrays.dispatch.ufunc import astype, can_cast, run_local, store
+from dmesh.arrays.dtensor import DTensor
+from dmesh.arrays.ops.joining import concatenate, stack
+from dmesh.arrays.ops.mappings import reshape, take_along
+from dmesh.arrays.ops.shapes import axis_of, broadcast_to, moveaxis
+from dmesh.errors import UnshardableError
+
+
+@implements(np.cross)
+def cross(a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: Any = None) -> Any:
+    """Return the cross products of vectors of three elements."""
+    for x in (a, b):
+        check_operand(x, "np.cross")
+    grid_among([a, b], "np.cross")
+    first, second, third = (axisa, axisb, axisc) if axis is None else (axis,) * 3
+    x, y = moveaxis(a, first, -1), moveaxis(b, second, -1)
+    if x.shape[-1] != 3 or y.shape[-1] != 3:
+        raise ValueError(
+            f"Both input arrays must be (arrays of) 3-dimensional vectors, but they have {x.shape[-1]} and "
+            f"{y.shape[-1]} dimensions instead."
+        )
+    u, v = ([one[..., at] for at in range(3)] for one in (x, y))
+    made = [u[i] * v[j] - u[j] * v[i] for i, j in ((1, 2), (2, 0), (0, 1))]
+    return moveaxis(stack(made, made[0].ndim), -1, third)
+
+
+@implements(getattr(np.linalg, "cross", None))
+def linalg_cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
+    """Return the cross products of vectors of three elements."""
+    return cross(x1, x2, axis=axis)
+
+
+@implements(np.gradient)
+def gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: int = 1) -> Any:
+    """Return the slopes along dimensions, of points at equal distances."""
+    dims = normalized_axes(axis, f.ndim)
+    if any(np.ndim(one) for one in varargs):
+        raise UnshardableError("np.gradient of sharded arrays takes distances as numbers")
+    if len(varargs) not in (0, 1, len(dims)):
+        raise TypeError("invalid number of arguments")
+    if edge_order not in (1, 2):
+        raise ValueError("'edge_order' greater than 2 not supported")
+    steps = list(varargs) * len(dims) if len(varargs) == 1 else list(varargs) or [1.0] * len(dims)
+    x = f if f.dtype.kind in "fc" else astype(f, np.dtype(np.float64))
+    found = tuple(_slope(x, dim, step, edge_order) for dim, step in zip(dims, steps, strict=True))
+    return found[0] if len(found) == 1 else found
+
+
+def _slope(x: DTensor, dim: int, step: Any, edge_order: int) -> DTensor:
+    n = x.shape[dim]
+    if n < edge_order + 1:
+        raise ValueError(
+            "Shape of array too small to calculate a numerical gradient, at least (edge_order + 1) elements "
+            "are required."
+        )
+
+    def part(start: int, stop: int) -> Any:
+        return x[(*(slice(None),) * dim, slice(start, stop))]
+
+    inner = (part(2, n) - part(0, n - 2)) / (2.0 * step)
+    if edge_order == 1:
+        first, last = (part(1, 2) - part(0, 1)) / step, (part(n - 1, n) - part(n - 2, n - 1)) / step
+    else:
+        first = part(0, 1) * (-1.5 / step) + part(1, 2) * (2.0 / step) + part(2, 3) * (-0.5 / step)
+        last = part(n - 3, n - 2) * (0.5 / step) + part(n - 2, n - 1) * (-2.0 / step)
+        last = last + part(n - 1, n) * (1.5 / step)
+    result: DTensor = concatenate([first, inner, last], dim)
+    return result
+
+
+@implements(np.meshgrid)
+def meshgrid(*xi: Any, copy: bool = True, sparse: bool = False, indexing: str = "xy") -> Any:
+    """Return the coordinates of a grid, one array for each dimension."""
+    del copy
+    if indexing not in ("xy", "ij"):
+        raise ValueError("Valid values for `indexing` are 'xy' and 'ij'.")
+    for x in xi:
+        check_operand(x, "np.meshgrid")
+    lines = [x if isinstance(x, DTensor) and x.ndim == 1 else reshape(x, (x.size,)) for x in xi]
+    grid_among(lines, "np.meshgrid")
+    order = list(range(len(xi)))
+    if indexing == "xy" and len(xi) > 1:
+        order[:2] = [1, 0]
+    made = []
+    for x, at in zip(lines, order, strict=True):
+        made.append(reshape(x, tuple(x.size if d == at else 1 for d in range(len(xi)))))
+    shape = np.broadcast_shapes(*(x.shape for x in made))
+    return tuple(made) if sparse else tuple(broadcast_to(x, shape) for x in made)
+
+
+@implements(np.polyval)
+def polyval(p: Any, x: Any) -> Any:
+    """Return the values of a polynomial, whose coefficients are plain numbers."""
+    if isinstance(p, DTensor) or not isinstance(x, DTensor):
+        raise UnshardableError("np.polyval takes plain coefficients and sharded points")
+    result: Any = x * 0
+    for coefficient in np.asarray(p):
+        result = result * x + coefficient
+    return result
+
+
+@implements(np.put_along_axis, note="whole dimension")
+def put_along_axis(arr: Any, indices: Any, values: Any, axis: Any) -> None:
+    """Write elements by their indices along a dimension, of which there is one list for each line."""
+    for x in (arr, indices, values):
+        check_operand(x, "np.put_along_axis")
+    if axis is None or not isinstance(arr, DTensor) or not isinstance(indices, DTensor):
+        raise UnshardableError("np.put_along_axis takes sharded arrays, and an axis")
+    dim = axis_of(axis, arr.ndim)
+    spec = free_axes(arr.spec, [dim])
+    if indices.shape[:dim] + indices.shape[dim + 1 :] != arr.shape[:dim] + arr.shape[dim + 1 :]:
+        raise UnshardableError("np.put_along_axis of sharded arrays takes indices for each line")
+    operands, placed = [arr, indices], [spec, indices.spec.complete().replace(axes=spec.axes)]
+    if isinstance(values, DTensor) and values.ndim:
+        full = broadcast_to(values, indices.shape)
+        operands.append(full)
+        placed.append(full.spec.complete().replace(axes=spec.axes))
+    number = values if len(operands) < 3 else None
+    if isinstance(number, DTensor):
+        number = number.item()
+
+    def written(block: Any, at: Any, new: Any = number) -> Any:
+        made = np.array(block)
+        np.put_along_axis(made, at, new, dim)
+        return made
+
+    store(run_local("put_along_axis", written, operands, placed, (spec,))[0], arr, "unsafe")
+
+
+@implements(np.fill_diagonal)
+def fill_diagonal(a: Any, val: Any, wrap: bool = False) -> None:
+    """Write a number to the main diagonal."""
+    if a.ndim < 2:
+        raise ValueError("array must be at least 2-d")
+    if np.ndim(val) or wrap or isinstance(val, DTensor):
+        raise UnshardableError("np.fill_diagonal of sharded arrays takes a number, and no wrap=True")
+    if a.ndim > 2 and len(set(a.shape)) > 1:
+        raise ValueError("All dimensions of input must be of equal length")
+    for region, block in zip(a.spec.complete().regions, _complete(a).writable(), strict=True):
+        at = np.arange(max(low for low, _ in region), min(high for _, high in region))
+        block[tuple(at - low for low, _ in region)] = val
+
+
+def _complete(a: DTensor) -> DTensor:
+    """Return an array itself, once its contributions are reduced."""
+    return a if not a.spec.partial else store(a, a, "no")
+
+
+@implements(np.resize)
+def resize(a: Any, new_shape: Any) -> Any:
+    """Return an array of another size, which repeats the elements as often as needed."""
+    shape = (new_shape,) if isinstance(new_shape, (int, np.integer)) else tuple(new_shape)
+    n = math.prod(shape)
+    if any(length < 0 for length in shape):
+        raise ValueError("all elements of `new_shape` must be non-negative")
+    flat: Any = reshape(a, (a.size,))
+    if not a.size or n <= a.size:
+        found = flat[:n] if a.size else flat * np.zeros((), a.dtype)
+    else:
+        found = take_along(flat, np.arange(n, dtype=np.intp) % a.size, 0)
+    if found.size != n:
+        raise UnshardableError("np.resize of an empty array to one with elements: dmesh.zeros makes it")
+    return reshape(found, shape)
+
+
+@implements(np.unravel_index)
+def unravel_index(indices: Any, shape: Any, order: str = "C") -> Any:
+    """Return the places that flat indices stand for, dimension by dimension."""
+    if order != "C":
+        raise UnshardableError("np.unravel_index of sharded arrays takes order='C' only")
+    if indices.dtype.kind not in "iu":
+        raise TypeError("only int indices permitted")
+    lengths = tuple(np.atleast_1d(shape).tolist())
+    size = math.prod(lengths)
+    if indices.size and (bool((indices < 0).any()) or bool((indices >= size).any())):
+        raise ValueError(f"an index is out of bounds for array with size {size}")
+    strides = [math.prod(lengths[at + 1 :]) for at in range(len(lengths))]
+    if not can_cast(indices.dtype, np.dtype(np.intp), "same_kind"):
+        raise TypeError("only int indices permitted")
+    x: Any = astype(indices, np.dtype(np.intp))
+    return tuple(x // max(stride, 1) % max(n, 1) for stride, n in zip(strides, lengths, strict=True))
