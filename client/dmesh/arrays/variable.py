@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
-from numpy.typing import ArrayLike, DTypeLike
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from dmesh.arrays import ledger
 from dmesh.arrays.dispatch.operands import is_scalar
@@ -110,6 +110,12 @@ class DVariable(NDArrayOperatorsMixin):
 
     def __getitem__(self, index: Any) -> DTensor:
         return self._value[index]
+
+    def __iter__(self) -> Iterator[DTensor]:
+        return iter(self.value())
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        return self._value.__array__(dtype, copy)
 
     def __len__(self) -> int:
         return len(self._value)

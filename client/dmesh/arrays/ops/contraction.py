@@ -255,28 +255,6 @@ def linalg_outer(x1: Any, x2: Any, /) -> Any:
     return outer(x1, x2)
 
 
-@implements(np.cross)
-def cross(a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None) -> Any:
-    """Return the cross products of vectors of three elements."""
-    check_arrays("np.cross", a, b)
-    if axis is not None:
-        axisa = axisb = axisc = axis
-    x, y = np.moveaxis(a, axisa, -1), np.moveaxis(b, axisb, -1)
-    if x.shape[-1] != 3 or y.shape[-1] != 3:
-        raise ValueError(
-            f"Both input arrays must be (arrays of) 3-dimensional vectors, but they are {x.shape[-1]} "
-            f"and {y.shape[-1]} dimensional instead."
-        )
-    after, before = [1, 2, 0], [2, 0, 1]
-    return np.moveaxis(x[..., after] * y[..., before] - x[..., before] * y[..., after], -1, axisc)
-
-
-@implements(getattr(np.linalg, "cross", None))
-def linalg_cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
-    """Return the cross products of vectors of three elements."""
-    return cross(x1, x2, axis=axis)
-
-
 @implements(np.linalg.multi_dot)
 def multi_dot(arrays: Any, *, out: Any = None) -> Any:
     """Return the product of several matrices, from left to right."""

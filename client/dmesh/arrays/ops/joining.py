@@ -1,4 +1,4 @@
-"""Joining arrays, splitting them, and grids of coordinates."""
+"""Joining arrays, and splitting them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dmesh.arrays.dispatch.ufunc import astype, store
 from dmesh.arrays.dtensor import DTensor
 from dmesh.arrays.ops import mappings
 from dmesh.arrays.ops.mappings import place_into
-from dmesh.arrays.ops.shapes import axis_of, broadcast_arrays, expand_dims
+from dmesh.arrays.ops.shapes import axis_of, expand_dims
 from dmesh.arrays.spec import spec_of
 from dmesh.errors import UnshardableError
 
@@ -85,23 +85,6 @@ def stack(
         raise ValueError("all input arrays must have the same shape")
     at = axis_of(axis, found[0].ndim + 1)
     return concatenate([expand_dims(x, at) for x in found], at, out, dtype=dtype, casting=casting)
-
-
-@implements(np.meshgrid)
-def meshgrid(*xi: Any, copy: bool = True, sparse: bool = False, indexing: str = "xy") -> Any:
-    """Return the coordinates of a grid, each array cut as the vector that it repeats."""
-    del copy
-    if indexing not in ("xy", "ij"):
-        raise ValueError("Valid values for `indexing` are 'xy' and 'ij'.")
-    found = _arrays(xi, "meshgrid")
-    order = list(range(len(found)))
-    if indexing == "xy" and len(found) > 1:
-        order[:2] = 1, 0
-    ones = [1] * len(found)
-    lines = [
-        mappings.reshape(x, (*ones[:at], x.size, *ones[at + 1 :])) for x, at in zip(found, order, strict=True)
-    ]
-    return tuple(lines) if sparse else broadcast_arrays(*lines)
 
 
 @implements(np.vstack)
