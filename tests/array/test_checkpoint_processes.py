@@ -63,13 +63,15 @@ KILLED = (
     MADE
     + """
 def count(event, arguments):  # of what is done with files
-    global events
+    global events, committed
     if armed and arguments and str(arguments[0]).startswith(directory):
         events += 1
-        if events == at:
+        commits = event == "os.rename" and os.path.basename(arguments[1]) == "step-2"
+        if events == at or {"before": commits, "after": committed}.get(number):
             os.kill(os.getpid(), signal.SIGKILL)
+        committed = committed or commits
 
-armed, events, at = False, 0, 0
+armed, committed, events, at = False, False, 0, 0
 sys.addaudithook(count)
 dmesh.initialize_accelerator_system()
 mesh = dmesh.create_distributed_mesh([("x", 2), ("y", 2)])
@@ -164,9 +166,11 @@ def events_of_a_save(directory):
 def test_a_client_that_is_killed_in_a_save_leaves_the_last_committed_step(tmp_path):
     first, second = events_of_a_save(tmp_path / "all")
     with ThreadPoolExecutor(2) as pool:
-        instants = [(0, 1), (0, first - 1), (0, first), (1, second // 2)]
-        steps = pool.map(lambda one: killed(tmp_path / str(one), one[0], f"event={one[1]}"), instants)
-        assert list(steps) == [1, 1, 2, 1]  # the last event is after the rename
+        instants = [
+            (0, f"event={first // 3}"), (1, f"event={second // 2}"), (0, "commit=before"), (0, "commit=after")
+        ]  # fmt: skip
+        steps = pool.map(lambda one: killed(tmp_path / str(one), *one), instants)
+        assert list(steps) == [1, 1, 1, 2]
 
 
 @pytest.mark.slow
