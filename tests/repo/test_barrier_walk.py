@@ -64,7 +64,7 @@ def path(calls: list[tuple[str, str]]) -> set[str]:
 
 @pytest.fixture(scope="module")
 def walks(tmp_path_factory: pytest.TempPathFactory) -> list[set[str]]:
-    """Modules that warm barriers of two clients enter, in the process that hosts the server; the fewest first.
+    """Modules that warm barriers of two clients enter, where the server is, too; the fewest first.
 
     Heartbeats come into some of them, and on a busy machine messages come in another order.
     """
