@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 from tests.e2e import forkserver
 from tests.processes import running_after, started
 
@@ -34,7 +35,11 @@ settings.register_profile(
     print_blob=True,
 )
 settings.register_profile("explore", settings.get_profile("repeat"), derandomize=False, max_examples=1000)
-settings.load_profile(os.environ.get("DMESH_HYPOTHESIS", "repeat"))
+settings.load_profile(profile := os.environ.get("DMESH_HYPOTHESIS", "repeat"))
+if profile == "repeat":
+    # Hypothesis mixes constants of the modules that a process has imported into its examples: of those that
+    # the files have imported which this worker happens to have run.
+    providers._get_local_constants = lambda: providers._local_constants
 
 
 _CLUSTER_VARIABLES = (

@@ -63,8 +63,11 @@ def path(calls: list[tuple[str, str]]) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def walk(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """Modules that a warm barrier of two clients enters, in the process that hosts the server as well."""
+def walks(tmp_path_factory: pytest.TempPathFactory) -> list[set[str]]:
+    """Modules that warm barriers of two clients enter, where the server is, too; the fewest first.
+
+    Heartbeats come into some of them, and on a busy machine messages come in another order.
+    """
     found = tmp_path_factory.mktemp("found") / "walks.json"
     program = tmp_path_factory.mktemp("walk") / "program.py"
     program.write_text(PROGRAM)
@@ -74,8 +77,7 @@ def walk(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         walks = [path([(module, name) for module, name in calls]) for calls in json.loads(found.read_text())]
     finally:
         launch.end()
-    # Heartbeats come into some of them.
-    return min(filter(None, walks), key=len)
+    return sorted(filter(None, walks), key=len)
 
 
 def file_of(module: str) -> str:
@@ -86,11 +88,13 @@ def file_of(module: str) -> str:
 
 
 @pytest.mark.parametrize("side", ["client", "server"])
-def test_a_barrier_enters_no_more_modules_than_it_did(walk: set[str], side: str) -> None:
-    found = sorted(name for name in walk if name.startswith("dmesh_server.") == (side == "server"))
+def test_a_barrier_enters_no_more_modules_than_it_did(walks: list[set[str]], side: str) -> None:
+    found = sorted(name for name in walks[0] if name.startswith("dmesh_server.") == (side == "server"))
     assert len(found) <= MOST[side], found
 
 
-def test_the_drawing_names_the_modules_of_a_barrier_and_no_others(walk: set[str]) -> None:
+def test_the_drawing_names_the_modules_of_a_barrier_and_no_others(walks: list[set[str]]) -> None:
     drawing = WALK.partition("```text")[2].partition("```")[0]
-    assert set(re.findall(r"([\w/]+)\.py", drawing)) == {file_of(module) for module in walk}
+    drawn = set(re.findall(r"([\w/]+)\.py", drawing))
+    found = [{file_of(module) for module in walk} for walk in walks]
+    assert drawn in found, min((drawn ^ one for one in found), key=len)
