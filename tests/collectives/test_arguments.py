@@ -44,7 +44,7 @@ BAD_VALUES = {
     ),
     "scatter of what": (
         lambda g: g.scatter(None, (g.rank + 1) % 3),
-        "scatter must know what it will receive",
+        "scatter needs to know what to receive",
     ),
     "scatter of nothing": (lambda g: g.scatter(None, g.rank), "the root of scatter must pass the array"),
     "scatter of too many rows": (

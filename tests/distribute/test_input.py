@@ -287,7 +287,7 @@ def test_options_are_checked_as_in_the_reference():
         (lambda: InputOptions(experimental_per_replica_buffer_size=-2), ValueError, "at least -1"),
         (lambda: InputOptions(experimental_replication_mode="x"), TypeError, "InputReplicationMode, got 'x'"),
         (lambda: InputWorkers(num_workers=0), ValueError, "at least one worker"),
-        (lambda: InputWorkers(2, 2), ValueError, "worker 2 is none of 2"),
+        (lambda: InputWorkers(2, 2), ValueError, "worker 2 must be from 0 to 1"),
         (lambda: InputWorkers(2, 1), ValueError, "0 of 1"),
         (
             lambda: InputContext(num_replicas_in_sync=4).get_per_replica_batch_size(7),

@@ -127,7 +127,7 @@ def test_without_a_tpu_system_there_is_no_strategy(monkeypatch) -> None:
     with pytest.raises(TpuNotFoundError, match="initialize_tpu_system"):
         TPUStrategy()
     monkeypatch.setenv("DTENSOR_JOBS", "localhost:10000,localhost:10001")
-    with pytest.raises(NotInitializedError, match="have not met yet"):
+    with pytest.raises(NotInitializedError, match="are not connected yet"):
         TPUStrategy()
 
 

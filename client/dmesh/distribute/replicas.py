@@ -123,7 +123,7 @@ def require_initialized_clients() -> None:
     """Refuse to go on alone where the environment names several clients.
 
     Raises:
-        NotInitializedError: They have not met yet.
+        NotInitializedError: They are not connected yet.
     """
     if context.current_or_none() is None and config.num_clients() > 1:
         raise NotInitializedError(
