@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,10 @@ from dmesh.arrays.checkpoint.read import PATH, directory_of, steps
 from dmesh.arrays.dtensor import DTensor, move
 from dmesh.errors import ArgumentTypeError, CheckpointError
 
+_WRITES = 4
+"""Number of blocks that a client writes at once; each needs memory for a copy."""
+_SYNCS = 16
+"""Number of files that it waits for at once."""
 _DRAFT = ".saving-"
 """Beginning of the names of directories that are being written, or have been left behind."""
 
@@ -80,10 +85,13 @@ def save(directory: PATH, tree: Any, step: int | None = None) -> int:
     def write() -> str:
         # Communication comes first: a client that cannot write would miss it.
         whole = [move(x, x.spec.complete()) if isinstance(x, DTensor) else x for _, x in arrays]
-        files = []
-        for at, (saved, _) in enumerate(arrays):
-            for index, block in _own_blocks(whole[at], at, clients):
-                files.append(zarr.write_chunk(draft, saved, index, block))
+        blocks = [
+            (saved, index, block)
+            for at, (saved, _) in enumerate(arrays)
+            for index, block in _own_blocks(whole[at], at, clients)
+        ]
+        with ThreadPoolExecutor(_WRITES) as pool:
+            files = list(pool.map(lambda block: zarr.write_chunk(draft, *block), blocks))
         _to_disk(files, draft)
         return ""
 
@@ -143,12 +151,11 @@ def _own_blocks(value: Any, at: int, clients: Participants) -> Iterator[tuple[za
 
 def _to_disk(files: Iterable[Path], root: Path) -> None:
     """Wait until files, and the directories that lead to them from `root` on, are on disk."""
-    directories: dict[Path, None] = {}
+    paths: dict[Path, None] = {}
     for file in files:
-        _sync(file)
-        directories.update(dict.fromkeys(file.parents[: len(file.relative_to(root).parts)]))
-    for directory in directories:
-        _sync(directory)
+        paths.update(dict.fromkeys((file, *file.parents[: len(file.relative_to(root).parts)])))
+    with ThreadPoolExecutor(_SYNCS) as pool:  # a file system commits them together
+        list(pool.map(_sync, paths))
 
 
 def _sync(path: Path) -> None:
