@@ -157,9 +157,9 @@ class Pool:
         """Return whether there is memory for an array, and as much left as half of what may be shared."""
         self._end_loans()
         with self._lock:
+            self._take_returned()
             mapped = sum(len(chunk.segment.memory) for chunk in self._chunks)
             free = sum(end - begin for chunk in self._chunks for begin, end in chunk.free)
-            free += sum(end - begin for _, begin, end in self._returned)
         limit = self._shared_memory.limit
         return mapped - free + nbytes <= limit // 2
 
@@ -188,13 +188,17 @@ class Pool:
                     left -= len(mapped)
             self._borrowed = dict(reversed(kept.items()))
 
+    def _take_returned(self) -> None:
+        """Free what finalizers have returned, one by one: they may append meanwhile. The lock is held."""
+        while self._returned:
+            chunk, begin, end = self._returned.popleft()
+            chunk.give_back(begin, end)
+
     def _take(self, nbytes: int) -> tuple[_Chunk, int]:
         self._shared_memory.release_retired()
         limit = self._shared_memory.limit
         with self._lock:
-            while self._returned:
-                chunk, begin, end = self._returned.popleft()
-                chunk.give_back(begin, end)
+            self._take_returned()
             for chunk in self._chunks:
                 if (at := chunk.take(nbytes)) is not None:
                     return chunk, at
