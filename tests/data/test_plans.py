@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -182,6 +183,17 @@ def test_rows_of_any_layout(order):
     expected = [row.tolist() for row in dataset]
     fresh = Dataset.from_tensor_slices(rows).shuffle(10, seed=2).batch(3).unbatch()
     assert [row.tolist() for row in fresh] == expected
+
+
+def test_the_last_keys_of_a_shuffled_stream_are_not_copied_for_each_of_them():
+    iterator = iter(Dataset.from_generator(lambda: iter(range(5000))).shuffle(5000, seed=1))
+    elements = [next(iterator)]
+    tracemalloc.start()
+    elements.append(next(iterator))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 5000
+    assert sorted(map(int, [*elements, *iterator])) == list(range(5000))
 
 
 # -- functions -----------------------------------------------------------------------------------------------
