@@ -287,5 +287,29 @@ def test_a_position_is_that_of_the_elements_given_out_not_of_those_read_ahead():
     fresh.close()
 
 
+@pytest.mark.parametrize("source", [Dataset.range(5), Dataset.from_generator(lambda: iter(range(5)))])
+@pytest.mark.parametrize("way", ["map", "filter", "parallel", "prefetch", "batch"])
+def test_the_position_after_an_error_is_before_the_element_that_was_not_given_out(source, way):
+    broken = True
+
+    def fail(x):
+        if broken and x == 3:
+            raise ZeroDivisionError
+        return True if way == "filter" else x
+
+    if way == "filter":
+        dataset = source.filter(fail)
+    else:
+        dataset = source.map(fail, 2 if way == "parallel" else None)
+        dataset = dataset.prefetch(2) if way == "prefetch" else dataset.batch(1) if way == "batch" else dataset
+    iterator = iter(dataset)
+    got = [int(np.squeeze(next(iterator))) for _ in range(3)]
+    with pytest.raises(ZeroDivisionError):
+        next(iterator)
+    broken = False
+    iterator.restore(iterator.state())
+    assert got + [int(np.squeeze(x)) for x in iterator] == list(range(5))
+
+
 def test_options_do_not_change_elements():
     assert naive.plain(Dataset.range(3).with_options(Options())) == [0, 1, 2]

@@ -31,7 +31,7 @@ class Reader(Iterator[Any]):
         self._get = cursor.table.get
         self._keys: Iterator[Any] = iter(())
         self._before: Any = None
-        """Position before the keys that were read at once."""
+        """Position before the keys that were read at once, or before the one that is being read."""
         self._given = 0
         """Number of elements since then."""
         self._pending: deque[tuple[Any, Callable[[], Any]]] = deque()
@@ -54,8 +54,12 @@ class Reader(Iterator[Any]):
         if cursor.table.parallel > 1:
             return self._next_of_several()
         if not cursor.lazy:
+            self._before, self._given = cursor.state(), 0  # until the element is there: there may be an error
             for key in cursor.keys(1):
-                return self._get(key)
+                element = self._get(key)
+                self._before = None
+                return element
+            self._before = None
             raise StopIteration
         self._before, self._given = cursor.state(), 0
         self._keys = iter(as_list(cursor.keys(_BLOCK)))
@@ -69,8 +73,9 @@ class Reader(Iterator[Any]):
         """Keeps several elements in the making, and returns the first of them."""
         cursor, pending = self._cursor, self._pending
         while len(pending) < cursor.table.parallel:
-            before = cursor.state()
+            self._before = before = cursor.state()
             block = cursor.keys(1)
+            self._before = None
             if not len(block):
                 break
             pending.append((before, cursor.table.submit(block[0])))
