@@ -123,10 +123,11 @@ class Reading:
         """Returns the distributed value of the next step, in a tuple; None if no worker has elements."""
         step: Step | None = None
         progress, error, value = Progress.ENDED, None, None
+        positions = self._positions  # once all workers have made the step, those after it
         try:
             step = next(self._steps, None)
             if step is not None:
-                parts, self._positions = step
+                parts, positions = step
                 progress, value, self._like = (
                     Progress.ELEMENTS,
                     self._source.workers.assemble(parts),
@@ -139,8 +140,11 @@ class Reading:
         if self._endless:
             if error is not None:
                 raise error
-            return None if step is None else (value,)
-        return (value,) if self._source.workers.go_on(progress, error) else None
+            goes_on = step is not None
+        else:
+            goes_on = self._source.workers.go_on(progress, error)
+        self._positions = positions
+        return (value,) if goes_on else None
 
     def state(self) -> dict[str, Any]:
         """Returns the position after the last step."""
