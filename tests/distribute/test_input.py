@@ -569,6 +569,26 @@ def test_a_step_that_another_worker_could_not_make_has_not_been_taken(ahead):
     assert sorted(one + other) == [*range(4, 12)]
 
 
+def test_a_state_that_one_worker_cannot_take_is_an_error_on_all():
+    def program():
+        workers = workers_here()
+        distributed = experimental_distribute_dataset(workers, batches(8, 4))
+        iterator = iter(distributed)
+        next(iterator)
+        state = iterator.state()
+        again = iter(distributed)
+        if workers.worker_index == 1:
+            state["pipelines"] = [{**state["pipelines"][0], "dataset": "another one"}]
+        again.restore(state)
+        return next(again)
+
+    with FakeCluster(2) as cluster:
+        one, other = cluster.run(program, check=False)
+    assert isinstance(other, DatasetError)
+    assert isinstance(one, RemoteInputError)
+    assert "the input of worker 1 failed" in str(one)
+
+
 @pytest.mark.parametrize(
     ("make", "match"),
     [

@@ -79,14 +79,22 @@ class WorkerInput:
             self._entropy = said[0].entropy
             self._pipelines = tuple(self._fresh(pipeline, self._entropy) for pipeline in self._pipelines)
         readers = [DatasetIterator(pipeline) for pipeline in self._pipelines]
+        endless = all(facts.endless for facts in said)
         if state is not None:
-            if len(state["pipelines"]) != len(readers):
-                raise DatasetError(
-                    f"the state is of {len(state['pipelines'])} pipelines, but this worker has {len(readers)}"
-                )
-            for reader, own in zip(readers, state["pipelines"], strict=True):
-                reader.restore(own)
-        return Reading(self, readers, self._facts.epoch - 1, endless=all(facts.endless for facts in said))
+            try:
+                self._restore(readers, state["pipelines"])
+            except Exception as error:
+                if not endless:  # the others are told at their first step
+                    self.workers.go_on(Progress.FAILED, error)
+                raise
+        return Reading(self, readers, self._facts.epoch - 1, endless=endless)
+
+    @staticmethod
+    def _restore(readers: Sequence[DatasetIterator], states: Sequence[Mapping[str, Any]]) -> None:
+        if len(states) != len(readers):
+            raise DatasetError(f"the state is of {len(states)} pipelines, but this worker has {len(readers)}")
+        for reader, own in zip(readers, states, strict=True):
+            reader.restore(own)
 
     def _fresh(self, pipeline: Node, entropy: int) -> Node:
         return with_entropy(pipeline, entropy) if self._same_order else transform(pipeline, lambda node: node)
