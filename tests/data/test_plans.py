@@ -301,7 +301,8 @@ def test_the_position_after_an_error_is_before_the_element_that_was_not_given_ou
         dataset = source.filter(fail)
     else:
         dataset = source.map(fail, 2 if way == "parallel" else None)
-        dataset = dataset.prefetch(2) if way == "prefetch" else dataset.batch(1) if way == "batch" else dataset
+        after = {"prefetch": lambda made: made.prefetch(2), "batch": lambda made: made.batch(1)}
+        dataset = dataset.apply(after.get(way, lambda made: made))
     iterator = iter(dataset)
     got = [int(np.squeeze(next(iterator))) for _ in range(3)]
     with pytest.raises(ZeroDivisionError):

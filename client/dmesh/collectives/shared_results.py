@@ -292,7 +292,7 @@ def common_memory(
             refusal = str(error)
     text = what.encode().ljust(_TEXT)[:_TEXT]
     offer = np.frombuffer(text + bytes([not refusal]) + place, np.uint8)
-    # If one of the calls fails, others may have mapped the memory: then they say themselves when they are done.
+    # If a call fails, others may have mapped the memory: then they say themselves when they are done.
     offers = call(make("all_gather", offer, axis=None, counts=None))
     planned = [bytes(row[:_TEXT]).rstrip().decode(errors="replace") for row in offers]
     alike = len(set(planned)) == 1
