@@ -84,7 +84,7 @@ class _Loan:
         if not self.gone(rank):
             return False
         # The process of a client that has left, or was given up, may go on with what it has.
-        (process,) = _PROCESS.unpack_from(self.memory, at * _LINE + _LINE // 2)
+        (process,) = _PROCESS.unpack_from(self.memory.data, at * _LINE + _LINE // 2)
         return not process or has_ended(process)
 
 
