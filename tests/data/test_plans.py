@@ -287,6 +287,19 @@ def test_a_position_is_that_of_the_elements_given_out_not_of_those_read_ahead():
     fresh.close()
 
 
+def test_an_error_of_what_is_read_ahead_comes_after_the_elements_before_it():
+    def generate():
+        yield from range(3)
+        raise ZeroDivisionError("three")
+
+    iterator = iter(Dataset.from_generator(generate).map(square, 4))
+    assert [int(next(iterator)) for _ in range(3)] == [0, 1, 4]
+    with pytest.raises(ZeroDivisionError, match="three"):
+        next(iterator)
+    with pytest.raises(StopIteration):
+        next(iterator)
+
+
 @pytest.mark.parametrize("source", [Dataset.range(5), Dataset.from_generator(lambda: iter(range(5)))])
 @pytest.mark.parametrize("way", ["map", "filter", "parallel", "prefetch", "batch"])
 def test_the_position_after_an_error_is_before_the_element_that_was_not_given_out(source, way):

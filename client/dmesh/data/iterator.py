@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from dmesh.data.cursors import Cursor, as_list
@@ -36,6 +37,8 @@ class Reader(Iterator[Any]):
         """Number of elements since then."""
         self._pending: deque[tuple[Any, Callable[[], Any]]] = deque()
         """Elements that are being made, each with the position before it."""
+        self._failed = False
+        """True if the last of them is an error, which comes in its turn."""
 
     def __next__(self) -> Any:
         try:
@@ -72,13 +75,21 @@ class Reader(Iterator[Any]):
     def _next_of_several(self) -> Any:
         """Keeps several elements in the making, and returns the first of them."""
         cursor, pending = self._cursor, self._pending
-        while len(pending) < cursor.table.parallel:
+        while len(pending) < cursor.table.parallel and not self._failed:
             self._before = before = cursor.state()
-            block = cursor.keys(1)
-            self._before = None
-            if not len(block):
+            try:
+                block = cursor.keys(1)
+                making = cursor.table.submit(block[0]) if len(block) else None
+            except Exception as error:
+                if not pending:
+                    raise
+                self._failed = True
+                pending.append((before, partial(_raise, error)))
                 break
-            pending.append((before, cursor.table.submit(block[0])))
+            self._before = None
+            if making is None:
+                break
+            pending.append((before, making))
         if not pending:
             raise StopIteration
         element = pending[0][1]()
@@ -194,6 +205,10 @@ class DatasetIterator(Reader):
         self._end = self.state()
         super().close()
         self._reading.close()
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def describe(node: Node) -> str:
