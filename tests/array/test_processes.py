@@ -161,6 +161,24 @@ def test_the_array_api_between_processes():
             assert client.wait() == 0
 
 
+AFTERWARDS = """
+import dmesh
+from dmesh import Layout
+
+with dmesh.session(num_logical_cpu_devices=2):
+    mesh = dmesh.create_distributed_mesh([("x", 2), ("y", 2)])
+    x = dmesh.ones((1000, 800), layout=Layout(["x", "y"], mesh))
+print(dmesh.relayout(x, Layout(["x", "unsharded"], mesh)).to_local()[0].sum())
+"""
+
+
+def test_large_arrays_too_can_be_used_after_the_shutdown_where_nothing_is_sent():
+    with run_clients(2, AFTERWARDS) as clients:
+        for client in clients.values():
+            assert client.wait() == 0, client.err
+            assert client.out == "400000.0"
+
+
 @pytest.mark.parametrize("operation", ["sum", "product", "relayout"])
 def test_a_client_that_is_killed_in_an_operation_is_lost_to_all_others(operation):
     with run_clients(3, FOR_EVER, environ={"OPERATION": operation}) as clients:

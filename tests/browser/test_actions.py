@@ -79,6 +79,28 @@ def test_an_operator_cancels_a_barrier_and_deletes_a_key(held: Held, open_page: 
     assert audited(held) == [("cancel_barrier", "done"), ("delete_key", "done")]
 
 
+def test_a_confirmation_is_for_the_cluster_that_was_asked_about(held: Held, open_page: OpenPage) -> None:
+    async def prepare(runtime) -> None:
+        await join_all(runtime, 2, cluster="other")
+        for cluster in ("big", "other"):
+            caller = Caller(cluster, Task("worker", 0), 1000)
+            await runtime.request(
+                KvSet(runtime.next_number(), caller, f"set {cluster}", "old", b"x", True, 0), KvRevision
+            )
+
+    held.do(prepare)
+    page = open_page(held.web.url, "keys/big", token=held.web.tokens["viewer"])
+    page.get_by_role("button", name="Delete old").click()
+    page.evaluate("location.hash = '#/keys/other'")
+    page.wait_for_function("document.title.includes('other')")
+    page.get_by_label("Token of an admin").fill(held.web.tokens["admin"])
+    page.get_by_role("button", name="Delete the key").click()
+    page.locator("dialog").wait_for(state="detached")
+    page.goto(f"{held.web.url}/#/keys/big")
+    page.get_by_text("No such key").wait_for()
+    assert audited(held) == [("delete_key", "done")]
+
+
 def test_a_wall_screen_logs_in_by_a_link_once_and_can_only_look(held: Held, open_page: OpenPage) -> None:
     page = open_page(held.web.url, token=held.web.tokens["viewer"])
     page.locator("summary[aria-label=Menu]").click()

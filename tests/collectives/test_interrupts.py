@@ -113,9 +113,9 @@ def test_a_second_one_while_the_first_is_dealt_with(monkeypatch, moment):
         monkeypatch.setattr(MessageOperation, "progress", interrupted_progress)
         match moment:
             case "telling":
-                wrap(monkeypatch, Communicator, "tell", presses)
+                wrap(monkeypatch, Communicator, "send_control", presses)
             case "told":
-                wrap(monkeypatch, Communicator, "tell", presses, after=True)
+                wrap(monkeypatch, Communicator, "send_control", presses, after=True)
             case "explaining":
                 wrap(monkeypatch, Group, "_explain", presses, after=True)
             case "closing":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import sys
+import threading
 
 import numpy as np
 import pytest
@@ -120,3 +122,31 @@ def test_arrays_without_bytes_and_of_objects(pool):
     assert pool.empty(2, "O").tolist() == [None, None]
     assert pool.empty((), "f8").shape == ()
     assert pool.empty(3, [("a", "i4"), ("b", "f8")]).dtype.names == ("a", "b")
+
+
+def test_common_memory_is_kept_while_a_client_that_has_left_has_a_view_of_it(pool):
+    memory, place = pool.lend(MIB, (0, 1), 0, lambda rank: rank == 1)
+    theirs = Pool(SharedMemoryRegistry(200 * MIB, native.core())).borrow(place, MIB, 2, 1)
+    memory[:] = 7
+    del memory
+    gc.collect()
+    pool.lend(MIB, (0, 1), 0, lambda rank: False)[0][:] = 1
+    assert (theirs == 7).all()
+    del theirs
+    gc.collect()
+    assert pool.lend(MIB, (0, 1), 0, lambda rank: False)[1] == place
+
+
+def test_arrays_may_go_in_a_thread_while_another_asks_for_spare_memory(pool):
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(10):
+            first, second = ([pool.empty(1, "u1") for _ in range(1000)] for _ in range(2))
+            first.clear()
+            thread = threading.Thread(target=second.clear)
+            thread.start()
+            while thread.is_alive():
+                assert pool.has_spare(1)
+    finally:
+        sys.setswitchinterval(interval)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
 
 import numpy as np
@@ -11,6 +12,7 @@ from tests.collectives.ranks import cluster
 
 from dmesh import native
 from dmesh.collectives import plan_all_gather, plan_broadcast, plan_shared_all_reduce
+from dmesh.collectives.shared_results import common_memory
 from dmesh.errors import (
     CollectiveError,
     CollectiveMismatchError,
@@ -224,10 +226,12 @@ def test_what_came_to_nothing_is_not_lent_for_ever():
 
         for error in ranks.run(mismatched):
             assert isinstance(error, CollectiveMismatchError)
+        assert ranks.communicators[0].pool.has_spare(1)
         assert ranks.communicators[0].pool._loans == []
     with cluster(2, shm=("native@a", "native@b")) as ranks:
         plans = ranks.all(lambda c: plan_all_gather(np.full(3, c.rank), group=c.world))
         assert not any(plan.is_common for plan in plans)
+        assert ranks.communicators[0].pool.has_spare(1)
         assert ranks.communicators[0].pool._loans == []
 
 
@@ -247,4 +251,41 @@ def test_a_plan_does_not_outlive_a_reset(way):
                 plan(np.ones(3))
             assert plan_all_gather(np.empty(3), group=group)(np.full(3, 2.0)).tolist() == [[2] * 3] * 2
 
+        ranks.all(body)
+
+
+@needs_core
+def test_memory_that_one_member_cannot_map_is_not_used_again_before_the_others_have_left_it():
+    used, left = threading.Event(), threading.Event()
+
+    def refuse(*_: object) -> None:
+        raise OSError("on another host")
+
+    def body(communicator):
+        group, pool, calls = communicator.world, communicator.pool, []
+
+        def call(request):
+            result = group.call(request, None, False)
+            calls.append(request)
+            if communicator.rank == 1 and len(calls) == 2:
+                assert used.wait(30)
+            return result
+
+        if communicator.rank == 2:
+            pool.borrow = refuse
+        assert common_memory(group, "memory", 1 << 20, call=call) is None
+        gc.collect()
+        if communicator.rank == 1:
+            left.set()
+        if communicator.rank == 0:
+            array = pool.empty((1 << 20) + 4096, "u1")
+            array[:] = 0
+            used.set()
+            assert left.wait(30)
+            assert not array.any()
+            assert pool.has_spare(1)
+            again = pool.empty((1 << 20) + 4096, "u1")
+            assert again.ctypes.data < array.ctypes.data, "what was lent can be used again"
+
+    with cluster(3, shm=("native",)) as ranks:
         ranks.all(body)

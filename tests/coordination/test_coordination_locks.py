@@ -358,7 +358,7 @@ def test_the_public_functions(join, monkeypatch) -> None:
     monkeypatch.setattr(coordination, "_agent", lambda: agent)
     coordination.key_value_set("ttl", "1", ttl=SECONDS)
     coordination.key_value_set("ephemeral", "1", ephemeral=True)
-    with pytest.raises(ConfigurationError, match="one thing"):
+    with pytest.raises(ConfigurationError, match="only one lifetime"):
         coordination.key_value_set("k", "1", ttl=1, ephemeral=True)
     with pytest.raises(KeyExistsError):
         coordination.key_value_set("ttl", "2", ttl=SECONDS)

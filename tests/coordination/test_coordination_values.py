@@ -381,7 +381,7 @@ def test_participants_are_ranks_or_tasks() -> None:
     ("participants", "match"),
     [
         ([], "needs participants"),
-        ([0, 0], "named twice"),
+        ([0, 0], "listed more than once"),
         ([0, 4], "does not exist; ranks go from 0 to 3"),
         ([0, -1], "does not exist"),
         ([0, True], "not a participant"),

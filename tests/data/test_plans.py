@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -184,6 +185,17 @@ def test_rows_of_any_layout(order):
     assert [row.tolist() for row in fresh] == expected
 
 
+def test_the_last_keys_of_a_shuffled_stream_are_not_copied_for_each_of_them():
+    iterator = iter(Dataset.from_generator(lambda: iter(range(5000))).shuffle(5000, seed=1))
+    elements = [next(iterator)]
+    tracemalloc.start()
+    elements.append(next(iterator))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 5000
+    assert sorted(map(int, [*elements, *iterator])) == list(range(5000))
+
+
 # -- functions -----------------------------------------------------------------------------------------------
 
 
@@ -273,6 +285,44 @@ def test_a_position_is_that_of_the_elements_given_out_not_of_those_read_ahead():
     fresh.restore(state)
     assert int(next(fresh)) == 9
     fresh.close()
+
+
+def test_an_error_of_what_is_read_ahead_comes_after_the_elements_before_it():
+    def generate():
+        yield from range(3)
+        raise ZeroDivisionError("three")
+
+    iterator = iter(Dataset.from_generator(generate).map(square, 4))
+    assert [int(next(iterator)) for _ in range(3)] == [0, 1, 4]
+    with pytest.raises(ZeroDivisionError, match="three"):
+        next(iterator)
+    with pytest.raises(StopIteration):
+        next(iterator)
+
+
+@pytest.mark.parametrize("source", [Dataset.range(5), Dataset.from_generator(lambda: iter(range(5)))])
+@pytest.mark.parametrize("way", ["map", "filter", "parallel", "prefetch", "batch"])
+def test_the_position_after_an_error_is_before_the_element_that_was_not_given_out(source, way):
+    broken = True
+
+    def fail(x):
+        if broken and x == 3:
+            raise ZeroDivisionError
+        return True if way == "filter" else x
+
+    if way == "filter":
+        dataset = source.filter(fail)
+    else:
+        dataset = source.map(fail, 2 if way == "parallel" else None)
+        after = {"prefetch": lambda made: made.prefetch(2), "batch": lambda made: made.batch(1)}
+        dataset = dataset.apply(after.get(way, lambda made: made))
+    iterator = iter(dataset)
+    got = [int(np.squeeze(next(iterator))) for _ in range(3)]
+    with pytest.raises(ZeroDivisionError):
+        next(iterator)
+    broken = False
+    iterator.restore(iterator.state())
+    assert got + [int(np.squeeze(x)) for x in iterator] == list(range(5))
 
 
 def test_options_do_not_change_elements():

@@ -110,3 +110,27 @@ def test_the_thread_has_the_context_of_who_reads():
         return [bool(x) for x in dataset.prefetch(1)]
 
     assert contextvars.copy_context().run(ask) == [True]
+
+
+def test_a_position_before_the_first_element_is_not_that_of_the_thread():
+    asked, go_on = threading.Event(), threading.Event()
+
+    def wait(x):
+        asked.set()
+        assert go_on.wait(10)
+        return x
+
+    def dataset():
+        return Dataset.from_generator(lambda: iter(range(3))).map(wait).prefetch(1)
+
+    iterator = iter(dataset())
+    reader = threading.Thread(target=next, args=(iterator,))
+    reader.start()
+    assert asked.wait(10)
+    state = iterator.state()
+    go_on.set()
+    reader.join()
+    iterator.close()
+    again = iter(dataset())
+    again.restore(state)
+    assert [int(x) for x in again] == [0, 1, 2]

@@ -543,6 +543,52 @@ def test_an_error_on_one_worker_reaches_all():
             assert "ZeroDivisionError: no four" in str(outcome)
 
 
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_a_step_that_another_worker_could_not_make_has_not_been_taken(ahead):
+    options = InputOptions(experimental_per_replica_buffer_size=ahead)
+
+    def program():
+        workers, broken = workers_here(), True
+
+        def fail(x):
+            if broken and workers.worker_index == 1 and 4 in x:
+                raise ZeroDivisionError("no four")
+            return x
+
+        iterator = iter(experimental_distribute_dataset(workers, batches(12, 4).map(fail), options))
+        next(iterator)
+        with pytest.raises((ZeroDivisionError, RemoteInputError)):
+            next(iterator)
+        broken = False
+        again = iter(experimental_distribute_dataset(workers, batches(12, 4).map(fail), options))
+        again.restore(iterator.state())
+        return [row for values in again for part in parts(values) for row in part]
+
+    with FakeCluster(2) as cluster:
+        one, other = cluster.run(program)
+    assert sorted(one + other) == [*range(4, 12)]
+
+
+def test_a_state_that_one_worker_cannot_take_is_an_error_on_all():
+    def program():
+        workers = workers_here()
+        distributed = experimental_distribute_dataset(workers, batches(8, 4))
+        iterator = iter(distributed)
+        next(iterator)
+        state = iterator.state()
+        again = iter(distributed)
+        if workers.worker_index == 1:
+            state["pipelines"] = [{**state["pipelines"][0], "dataset": "another one"}]
+        again.restore(state)
+        return next(again)
+
+    with FakeCluster(2) as cluster:
+        one, other = cluster.run(program, check=False)
+    assert isinstance(other, DatasetError)
+    assert isinstance(one, RemoteInputError)
+    assert "the input of worker 1 failed" in str(one)
+
+
 @pytest.mark.parametrize(
     ("make", "match"),
     [

@@ -141,7 +141,7 @@ def test_who_stands_aside_in_tf_config_is_no_client_of_an_outer_launch_either(en
     assert detect() is None
     assert dmesh.num_clients() == 1
     environ(DMESH_LAUNCHER="tfconfig")
-    with pytest.raises(ConfigurationError, match="not one of several that TF_CONFIG has started"):
+    with pytest.raises(ConfigurationError, match="TF_CONFIG did not start this process as one of several"):
         detect()
 
 
@@ -157,7 +157,7 @@ def test_a_launcher_that_is_not_there(environ):
     ):
         detect()
     environ({"DMESH_LAUNCHER": "slurm"})
-    with pytest.raises(ConfigurationError, match="not one of several that a Slurm step has started"):
+    with pytest.raises(ConfigurationError, match="a Slurm step did not start this process as one of several"):
         detect()
     with pytest.raises(ConfigurationError, match="DMESH_LAUNCHER is slurm"):
         dmesh.num_clients()

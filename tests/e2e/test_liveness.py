@@ -68,7 +68,7 @@ def test_a_stuck_client_is_named_with_its_stack_and_not_killed(tmp_path, wait, w
             assert "in load_data" in line
             assert where in line
         assert "(2, 'STUCK', 'train.py:9 in load_data')" in clients[0].wait_for("trouble")
-        assert "other ranks are waiting for this process" in clients[2].wait_for("others wait", "err")
+        assert "other ranks are waiting for this process" in clients[2].wait_for("other ranks", "err")
         clients[2].close_stdin()
         for client in clients.values():
             assert client.wait() == 0, client.err

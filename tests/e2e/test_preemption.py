@@ -137,5 +137,5 @@ dmesh.shutdown_accelerator_system()
         assert lines[1] == "ConfigurationError the reason for a preemption is a string, not 7"
         assert "is not a signal that a process can handle" in lines[2]
         assert "in the main thread" in lines[3]
-        assert all("keys that begin with 'dmesh/' are dmesh's own" in line for line in lines[4:])
+        assert all("keys that begin with 'dmesh/' are reserved for dmesh" in line for line in lines[4:])
         assert len(lines) == 8

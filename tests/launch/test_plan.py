@@ -23,7 +23,7 @@ from dmesh.launcher import LaunchOptions, plan_launch
         (("SCRIPT",), "-n is required"),
         (("-n", "2"), "no script given"),
         (("-np", "two", "SCRIPT"), "-n must be an integer, got 'two'"),
-        (("--hosts", "localhost:2", "-n", "9" * 5000, "SCRIPT"), "-n must be an integer from 1, got '99"),
+        (("--hosts", "localhost:2", "-n", "9" * 5000, "SCRIPT"), "-n must be a whole number from 1, got '99"),
         (("-n", "2", "python"), "no script given. Example: dmesh run -n 4 python script.py"),
         (("-n", "2", "python", "nowhere.py"), "there is no script 'nowhere.py' (looked in "),
         (("-n", "2", "/nowhere/python3.99", "SCRIPT"), "there is no interpreter '/nowhere/python3.99'"),

@@ -59,7 +59,9 @@ def scalar(field: FieldDescriptor) -> st.SearchStrategy[Any]:
             return st.integers(-(2**31), 2**31 - 1)
         case FieldDescriptor.TYPE_INT32 | FieldDescriptor.TYPE_SINT32:
             return integers.map(lambda n: max(-(2**31), min(n, 2**31 - 1)))
-        case FieldDescriptor.TYPE_FIXED64:
+        case FieldDescriptor.TYPE_UINT32:
+            return st.sampled_from([0, 1, 2, 2**32 - 1])
+        case FieldDescriptor.TYPE_FIXED64 | FieldDescriptor.TYPE_UINT64:
             return st.sampled_from([0, 1, 2, 2**64 - 1])
         case _:
             return integers

@@ -186,7 +186,7 @@ GOOD = {"mesh_dim_names": ["x", "y"], "mesh_shape": [2, 4], "mesh_name": "m"}
         ({"mesh_shape": []}, r"mesh_shape is \[\]; expected integers"),
         ({"mesh_shape": 8}, "mesh_shape is 8; expected integers"),
         ({"mesh_shape": [8]}, "dimension"),
-        ({"mesh_dim_names": ["x", "x"]}, "there twice"),
+        ({"mesh_dim_names": ["x", "x"]}, "listed twice"),
         (
             {"mesh_shape": [4, 2], "can_split_host_across_rings": False},
             "a ring of 2 devices is too small for can_split_host_across_rings=False: a client has 4 devices",

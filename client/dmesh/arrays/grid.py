@@ -142,7 +142,10 @@ class Grid:
         """
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes >= RECYCLED and len(self.clients) > 1:
-            pool = _communicator().pool
+            from dmesh.collectives.communicator import Communicator
+
+            communicator = context.find(Communicator)  # none after the shutdown: local work goes on
+            pool = None if communicator is None else communicator.pool
             if pool is not None and pool.has_spare(nbytes):
                 with suppress(SharedMemoryError):
                     return pool.empty(shape, dtype)

@@ -7,7 +7,6 @@ the result of the last one.
 
 from __future__ import annotations
 
-import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
@@ -281,44 +280,42 @@ def common_memory(
     shares = pool is not None and nbytes > 0
     memory: Array | None = None
     place, refusal = bytes(PLACE_SIZE), "" if shares else "this client shares no memory"
-    with contextlib.ExitStack() as undo:
-        if pool is not None and spare and lends and not pool.has_spare(nbytes):
-            refusal = "half of the memory that may be shared is in use"
-        elif pool is not None and shares and lends:
-            processes = {rank: communicator.process_of(rank) for rank in group.ranks}
-            try:
-                memory, place = pool.lend(
-                    nbytes,
-                    group.ranks,
-                    _LENDER,
-                    lambda rank: communicator.process_of(rank) != processes[rank],
-                )
-                undo.callback(pool.take_back, place)
-            except SharedMemoryError as error:
-                refusal = str(error)
-        text = what.encode().ljust(_TEXT)[:_TEXT]
-        offer = np.frombuffer(text + bytes([not refusal]) + place, np.uint8)
-        offers = call(make("all_gather", offer, axis=None, counts=None))
-        planned = [bytes(row[:_TEXT]).rstrip().decode(errors="replace") for row in offers]
-        if len(set(planned)) > 1:
-            sides = (f"rank {rank} planned {its}" for rank, its in zip(group.ranks, planned, strict=True))
-            raise CollectiveMismatchError(
-                f"{group.label}: {', '.join(sides)}. All ranks must plan the same call."
+    if pool is not None and spare and lends and not pool.has_spare(nbytes):
+        refusal = "half of the memory that may be shared is in use"
+    elif pool is not None and shares and lends:
+        processes = {rank: communicator.process_of(rank) for rank in group.ranks}
+        try:
+            memory, place = pool.lend(
+                nbytes, group.ranks, _LENDER, lambda rank: communicator.process_of(rank) != processes[rank]
             )
-        able = bool(offers[:, _TEXT].all())
-        if able and not lends:
-            assert pool is not None
-            try:
-                theirs = bytes(offers[_LENDER][_TEXT + 1 :])
-                memory = pool.borrow(theirs, nbytes, group.size, group.rank)
-            except (OSError, ValueError) as error:
-                refusal = f"the memory of rank {group.ranks[_LENDER]} cannot be mapped: {error}"
-        # If this call fails, others may have agreed already: then they say themselves when they are done.
-        coming_to_nothing = undo.pop_all()
-        vote = np.array(not refusal and able, np.int8)
-        if int(call(make("all_reduce", vote, op="min", compress=None))):
+        except SharedMemoryError as error:
+            refusal = str(error)
+    text = what.encode().ljust(_TEXT)[:_TEXT]
+    offer = np.frombuffer(text + bytes([not refusal]) + place, np.uint8)
+    # If a call fails, others may have mapped the memory: then they say themselves when they are done.
+    offers = call(make("all_gather", offer, axis=None, counts=None))
+    planned = [bytes(row[:_TEXT]).rstrip().decode(errors="replace") for row in offers]
+    alike = len(set(planned)) == 1
+    able = alike and bool(offers[:, _TEXT].all())
+    if able and not lends:
+        assert pool is not None
+        try:
+            theirs = bytes(offers[_LENDER][_TEXT + 1 :])
+            memory = pool.borrow(theirs, nbytes, group.size, group.rank)
+        except (OSError, ValueError) as error:
+            refusal = f"the memory of rank {group.ranks[_LENDER]} cannot be mapped: {error}"
+    mapped = np.zeros(group.size, np.bool_)
+    if alike:
+        vote = np.array([not refusal and able], np.bool_)
+        mapped = call(make("all_gather", vote, axis=None, counts=None))[:, 0]
+        if mapped.all():
             return memory
-        coming_to_nothing.close()
+    if pool is not None and lends:
+        pool.excuse(place, [at for at in range(group.size) if at != _LENDER and not mapped[at]])
+    if not alike:
+        del memory  # the error keeps this frame
+        sides = (f"rank {rank} planned {its}" for rank, its in zip(group.ranks, planned, strict=True))
+        raise CollectiveMismatchError(f"{group.label}: {', '.join(sides)}. All ranks must plan the same.")
     logger.info(
         "each rank of %s has a result of its own: %s", group.label, refusal or "others cannot share one"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from dmesh.data.cursors import Cursor, as_list
@@ -31,11 +32,13 @@ class Reader(Iterator[Any]):
         self._get = cursor.table.get
         self._keys: Iterator[Any] = iter(())
         self._before: Any = None
-        """Position before the keys that were read at once."""
+        """Position before the keys that were read at once, or before the one that is being read."""
         self._given = 0
         """Number of elements since then."""
         self._pending: deque[tuple[Any, Callable[[], Any]]] = deque()
         """Elements that are being made, each with the position before it."""
+        self._failed = False
+        """True if the last of them is an error, which comes in its turn."""
 
     def __next__(self) -> Any:
         try:
@@ -54,8 +57,12 @@ class Reader(Iterator[Any]):
         if cursor.table.parallel > 1:
             return self._next_of_several()
         if not cursor.lazy:
+            self._before, self._given = cursor.state(), 0  # until the element is there: there may be an error
             for key in cursor.keys(1):
-                return self._get(key)
+                element = self._get(key)
+                self._before = None
+                return element
+            self._before = None
             raise StopIteration
         self._before, self._given = cursor.state(), 0
         self._keys = iter(as_list(cursor.keys(_BLOCK)))
@@ -68,12 +75,21 @@ class Reader(Iterator[Any]):
     def _next_of_several(self) -> Any:
         """Keeps several elements in the making, and returns the first of them."""
         cursor, pending = self._cursor, self._pending
-        while len(pending) < cursor.table.parallel:
-            before = cursor.state()
-            block = cursor.keys(1)
-            if not len(block):
+        while len(pending) < cursor.table.parallel and not self._failed:
+            self._before = before = cursor.state()
+            try:
+                block = cursor.keys(1)
+                making = cursor.table.submit(block[0]) if len(block) else None
+            except Exception as error:
+                if not pending:
+                    raise
+                self._failed = True
+                pending.append((before, partial(_raise, error)))
                 break
-            pending.append((before, cursor.table.submit(block[0])))
+            self._before = None
+            if making is None:
+                break
+            pending.append((before, making))
         if not pending:
             raise StopIteration
         element = pending[0][1]()
@@ -189,6 +205,10 @@ class DatasetIterator(Reader):
         self._end = self.state()
         super().close()
         self._reading.close()
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def describe(node: Node) -> str:

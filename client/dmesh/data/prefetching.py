@@ -150,6 +150,7 @@ class _Prefetching(Cursor):
     def keys(self, count: int) -> list[Any]:
         """Returns the next element."""
         if self._prefetcher is None:
+            self._position = self._reader.position()  # from now on, the thread moves it
             # The thread must not hold this object, with which it ends.
             self._prefetcher = Prefetcher(
                 partial(_with_positions, self._reader), self._size, "dmesh-data-prefetch"

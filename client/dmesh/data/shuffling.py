@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,7 +61,7 @@ class _Drawing(Pass):
         self._given = 0
         self._buffer: Any = None
         self._draws: NDArray[np.int64] = np.empty(0, np.int64)
-        self._rest: Keys | None = None
+        self._rest: NDArray[np.int64] | deque[Any] | None = None
         """Keys to come once the source has ended, in order."""
 
     def keys(self, count: int) -> Keys:
@@ -75,11 +76,15 @@ class _Drawing(Pass):
             order = self._generator.permutation(len(self._buffer))
             buffer = self._buffer
             in_order = (
-                buffer[order] if isinstance(buffer, np.ndarray) else [buffer[i] for i in order.tolist()]
+                buffer[order] if isinstance(buffer, np.ndarray) else deque(buffer[i] for i in order.tolist())
             )
             self._rest, self._buffer = in_order, ()
         assert self._rest is not None
-        block, self._rest = self._rest[:count], self._rest[count:]
+        block: Keys
+        if isinstance(self._rest, deque):
+            block = [self._rest.popleft() for _ in range(min(count, len(self._rest)))]
+        else:
+            block, self._rest = self._rest[:count], self._rest[count:]
         self._given += len(block)
         return block
 

@@ -79,14 +79,22 @@ class WorkerInput:
             self._entropy = said[0].entropy
             self._pipelines = tuple(self._fresh(pipeline, self._entropy) for pipeline in self._pipelines)
         readers = [DatasetIterator(pipeline) for pipeline in self._pipelines]
+        endless = all(facts.endless for facts in said)
         if state is not None:
-            if len(state["pipelines"]) != len(readers):
-                raise DatasetError(
-                    f"the state is of {len(state['pipelines'])} pipelines, but this worker has {len(readers)}"
-                )
-            for reader, own in zip(readers, state["pipelines"], strict=True):
-                reader.restore(own)
-        return Reading(self, readers, self._facts.epoch - 1, endless=all(facts.endless for facts in said))
+            try:
+                self._restore(readers, state["pipelines"])
+            except Exception as error:
+                if not endless:  # the others are told at their first step
+                    self.workers.go_on(Progress.FAILED, error)
+                raise
+        return Reading(self, readers, self._facts.epoch - 1, endless=endless)
+
+    @staticmethod
+    def _restore(readers: Sequence[DatasetIterator], states: Sequence[Mapping[str, Any]]) -> None:
+        if len(states) != len(readers):
+            raise DatasetError(f"the state is of {len(states)} pipelines, but this worker has {len(readers)}")
+        for reader, own in zip(readers, states, strict=True):
+            reader.restore(own)
 
     def _fresh(self, pipeline: Node, entropy: int) -> Node:
         return with_entropy(pipeline, entropy) if self._same_order else transform(pipeline, lambda node: node)
@@ -123,10 +131,11 @@ class Reading:
         """Returns the distributed value of the next step, in a tuple; None if no worker has elements."""
         step: Step | None = None
         progress, error, value = Progress.ENDED, None, None
+        positions = self._positions  # once all workers have made the step, those after it
         try:
             step = next(self._steps, None)
             if step is not None:
-                parts, self._positions = step
+                parts, positions = step
                 progress, value, self._like = (
                     Progress.ELEMENTS,
                     self._source.workers.assemble(parts),
@@ -139,8 +148,11 @@ class Reading:
         if self._endless:
             if error is not None:
                 raise error
-            return None if step is None else (value,)
-        return (value,) if self._source.workers.go_on(progress, error) else None
+            goes_on = step is not None
+        else:
+            goes_on = self._source.workers.go_on(progress, error)
+        self._positions = positions
+        return (value,) if goes_on else None
 
     def state(self) -> dict[str, Any]:
         """Returns the position after the last step."""

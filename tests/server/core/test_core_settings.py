@@ -111,7 +111,7 @@ def test_others_who_wish_something_else_are_told_both_values_and_who_decided(
     error = d.refused(d.register(1, settings=wish))
     assert error.kind is ErrorKind.SPEC_MISMATCH
     assert words in error.message
-    assert "/job:worker/task:1 (host host1, pid 71) wants" in error.message
+    assert "/job:worker/task:1 (host host1, pid 71) requests" in error.message
     assert "formed by /job:worker/task:0 (host host0, pid 70)" in error.message
     assert [member.incarnation for member in error.members] == [1000]
     assert d.state().epoch == 1

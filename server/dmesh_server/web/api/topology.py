@@ -42,7 +42,7 @@ class HostView(BaseModel):
     members: int = Field(description="number of members")
     devices: dict[str, int] = Field(description="number of devices by type")
     numa_nodes: dict[str, int] = Field(
-        description="number of its members that may run on each NUMA node, as far as they told"
+        description="number of its members that may run on each NUMA node, as far as they reported"
     )
 
 

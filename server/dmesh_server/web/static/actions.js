@@ -11,11 +11,12 @@ let token = "";
 
 /** @param {Model} model @param {any} barrier */
 export function cancelBarrier(model, barrier) {
+  const { cluster } = model; // while the dialog is open, the page may go on to another one
   return ask({
     title: `Cancel barrier ${visible(barrier.name, 60)}?`,
     text: `It fails for all ${barrier.participants} participants; ${barrier.arrived} of them wait in it now.`,
     verb: "Cancel the barrier",
-    run: () => change("DELETE", inCluster(model.cluster, "barriers"), { name: barrier.name, instance: barrier.instance }, token),
+    run: () => change("DELETE", inCluster(cluster, "barriers"), { name: barrier.name, instance: barrier.instance }, token),
   });
 }
 
@@ -32,23 +33,24 @@ export function evictMember(cluster, member) {
 
 /** @param {Model} model @param {any} key */
 export function deleteKey(model, key) {
+  const { cluster } = model;
   return ask({
     title: `Delete key ${visible(key.key, 60)}?`,
     text: `Its value (revision ${key.revision}) is gone for good. If it has changed meanwhile, nothing happens.`,
     verb: "Delete the key",
-    run: () => change("DELETE", inCluster(model.cluster, "keys"), { key: key.key, revision: key.revision }, token),
+    run: () => change("DELETE", inCluster(cluster, "keys"), { key: key.key, revision: key.revision }, token),
   });
 }
 
 /** @param {Model} model */
 export function endCluster(model) {
-  const summary = model.summary;
+  const { cluster, summary } = model;
   return ask({
-    title: `End cluster ${visible(model.cluster, 60)}?`,
+    title: `End cluster ${visible(cluster, 60)}?`,
     text: "All its members are evicted: their processes are told to end. Programs that register afterwards form a new generation.",
     verb: "End the cluster",
     reason: true,
-    run: (reason) => change("DELETE", inCluster(model.cluster), { incarnation: summary.incarnation, reason }, token),
+    run: (reason) => change("DELETE", inCluster(cluster), { incarnation: summary.incarnation, reason }, token),
   });
 }
 

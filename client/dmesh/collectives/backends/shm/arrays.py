@@ -13,7 +13,7 @@ import os
 import struct
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -32,6 +32,7 @@ _PLACE = struct.Struct("!Q")
 PLACE_SIZE = Ticket.SIZE + _PLACE.size
 """Bytes of the place of common memory, as members send it to each other."""
 _LEFT = b"\1"
+_PROCESS = struct.Struct("=Q")
 
 Bytes = NDArray[np.uint8]
 
@@ -70,18 +71,29 @@ class _Loan:
     ranks: tuple[int, ...]
     gone: Callable[[int], bool]
     place: bytes
+    excused: set[int] = field(default_factory=set)
+    """Positions of members that have not mapped the memory."""
 
     def is_over(self) -> bool:
         """Return whether no member uses the memory any more."""
-        return all(self.memory[at * _LINE] or self.gone(rank) for at, rank in enumerate(self.ranks))
+        return all(self._has_left(at, rank) for at, rank in enumerate(self.ranks))
+
+    def _has_left(self, at: int, rank: int) -> bool:
+        if at in self.excused or self.memory[at * _LINE]:
+            return True
+        if not self.gone(rank):
+            return False
+        # The process of a client that has left, or was given up, may go on with what it has.
+        (process,) = _PROCESS.unpack_from(self.memory.data, at * _LINE + _LINE // 2)
+        return not process or has_ended(process)
 
 
 class Pool:
     """Arrays in memory that this client shares, and arrays lent to groups. Thread-safe.
 
     Memory that the members of a group have in common is lent by one of them, and given back when each has
-    forgotten every view of it, or is gone. Each marks that in a cache line of its own at the beginning, as
-    members of groups do in their regions.
+    forgotten every view of it, or its process has ended. Each marks that in a cache line of its own at the
+    beginning, as members of groups do in their regions, beside the number of its process.
     """
 
     def __init__(self, shared_memory: SharedMemoryRegistry) -> None:
@@ -122,7 +134,8 @@ class Pool:
     ) -> tuple[Bytes, bytes]:
         """Lend memory of the pool to the group of `ranks`; return it, and its place for `borrow`.
 
-        A rank for which `gone` returns True leaves no mark. Raises SharedMemoryError.
+        A rank for which `gone` returns True leaves no mark once its process has ended. Raises
+        SharedMemoryError.
         """
         self._end_loans()
         header = _pages(len(ranks) * _LINE)
@@ -133,10 +146,12 @@ class Pool:
             self._loans.append(_Loan(memory, ranks, gone, place))
         return _use(segment.memory, begin, nbytes, len(ranks), position), place
 
-    def take_back(self, place: bytes) -> None:
-        """End a loan that no other member uses."""
+    def excuse(self, place: bytes, positions: Iterable[int]) -> None:
+        """Wait no more for the marks of members that have not mapped memory that was lent, and will not."""
         with self._lending:
-            self._loans = [loan for loan in self._loans if loan.place != place]
+            for loan in self._loans:
+                if loan.place == place:
+                    loan.excused.update(positions)
 
     def borrow(self, place: bytes, nbytes: int, members: int, position: int) -> Bytes:
         """Map memory that another member has lent, at the place that its owner has sent.
@@ -157,9 +172,9 @@ class Pool:
         """Return whether there is memory for an array, and as much left as half of what may be shared."""
         self._end_loans()
         with self._lock:
+            self._take_returned()
             mapped = sum(len(chunk.segment.memory) for chunk in self._chunks)
             free = sum(end - begin for chunk in self._chunks for begin, end in chunk.free)
-            free += sum(end - begin for _, begin, end in self._returned)
         limit = self._shared_memory.limit
         return mapped - free + nbytes <= limit // 2
 
@@ -188,13 +203,17 @@ class Pool:
                     left -= len(mapped)
             self._borrowed = dict(reversed(kept.items()))
 
+    def _take_returned(self) -> None:
+        """Free what finalizers have returned, one by one: they may append meanwhile. The lock is held."""
+        while self._returned:
+            chunk, begin, end = self._returned.popleft()
+            chunk.give_back(begin, end)
+
     def _take(self, nbytes: int) -> tuple[_Chunk, int]:
         self._shared_memory.release_retired()
         limit = self._shared_memory.limit
         with self._lock:
-            while self._returned:
-                chunk, begin, end = self._returned.popleft()
-                chunk.give_back(begin, end)
+            self._take_returned()
             for chunk in self._chunks:
                 if (at := chunk.take(nbytes)) is not None:
                     return chunk, at
@@ -232,6 +251,7 @@ def _pages(nbytes: int) -> int:
 
 def _use(memory: mmap.mmap, begin: int, nbytes: int, members: int, position: int) -> Bytes:
     at = begin + _pages(members * _LINE)
+    _PROCESS.pack_into(memory, begin + position * _LINE + _LINE // 2, os.getpid())
     data = np.frombuffer(memoryview(memory)[at : at + nbytes], np.uint8)
     # Views refer to this array, as to those of the pool: when it is gone, all of them are.
     weakref.finalize(data, _leave, memory, begin + position * _LINE, os.getpid()).atexit = False
