@@ -222,7 +222,7 @@ def test_assigning_a_sum_outside_of_replicas_gives_each_copy_its_share() -> None
         mean.assign(8.0)
         mean.assign_add(1.0)
         for method in ("assign_add", "assign_sub"):
-            with pytest.raises(ValueError, match=f"{method} of variable 'Variable' is not defined outside of replicas"):
+            with pytest.raises(ValueError, match=f"{method} of .* is not defined outside of replicas"):
                 getattr(real, method)(1.0)
         return [float(copy) for copy in real.values], float(real), whole.numpy().tolist(), float(mean)
 

@@ -255,9 +255,7 @@ def test_a_client_that_never_comes():
     with run_clients(3, JOIN, only=(0, 2), environ={"DMESH_INIT_TIMEOUT": "3"}) as clients:
         for client in clients.values():
             assert client.wait() == 0
-            assert client.out.startswith("InitializationTimeoutError | not all of the 3 clients registered"), (
-                client.out
-            )
+            assert client.out.startswith("InitializationTimeoutError | not all of the 3 clients"), client.out
             assert "/job:worker/task:1" in client.out
             assert "/job:worker/task:2" not in client.out
 

@@ -318,7 +318,7 @@ def test_a_failed_client_is_started_again_on_its_host(start, script) -> None:
     assert run.wait() == 0, run.err
     first, second = [line.split()[-1] for line in run.out if line.startswith("[3] start")]
     assert first == second
-    assert any("rank 3 (host host2, pid " in line and "restart 1 of 1" in line for line in run.err)
+    assert any("rank 3 (host host2, pid " in line and "restarting it (1 of 1)" in line for line in run.err)
 
 
 def test_ctrl_z_stops_the_clients_on_all_hosts_until_they_are_continued(start, script) -> None:

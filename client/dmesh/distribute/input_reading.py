@@ -84,7 +84,7 @@ class WorkerInput:
             try:
                 self._restore(readers, state["pipelines"])
             except Exception as error:
-                if not endless:  # the others are told at their first step
+                if not endless:  # the others learn of it at their first step
                     self.workers.go_on(Progress.FAILED, error)
                 raise
         return Reading(self, readers, self._facts.epoch - 1, endless=endless)
