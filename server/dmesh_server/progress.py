@@ -29,6 +29,8 @@ LOOKED_AT = 90.0
 RETENTION = 600.0
 """Seconds that a cluster's reports are kept after the last of its members reported."""
 
+MOST_LINKS = 64
+"""Links of one report that are read."""
 _GROUPS = 32
 _RECENT = 16
 _BARRIERS = 16

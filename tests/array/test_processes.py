@@ -56,6 +56,30 @@ try:
 except dmesh.errors.PeerLostError as error:
     print("PeerLostError", error.rank, "|", error, flush=True)
 """
+COMMON = """
+import numpy as np
+import dmesh
+from dmesh import Layout
+
+with dmesh.session() as me:
+    mesh = dmesh.create_distributed_mesh([("x", 2)])
+    rows, columns = Layout(["x", "unsharded"], mesh), Layout(["unsharded", "x"], mesh)
+    values = np.arange(5 * 2**18.0).reshape(320, 4096)  # 10 MiB
+    x = dmesh.copy_to_mesh(values, rows)
+    for step in range(20):  # more than may be shared, if it were not given back
+        whole = dmesh.relayout(x, Layout.replicated(mesh, 2))
+        first = whole.to_local()[0]
+        whole[0] = -me.rank
+        assert whole.to_local()[0][0, 0] == -me.rank and first[0, 0] == 0
+        assert (first == values).all()
+    kept = [dmesh.relayout(x, Layout.replicated(mesh, 2)) for _ in range(9)]
+    assert all((each.to_local()[0] == values).all() for each in kept)
+    y = dmesh.relayout(x, columns)
+    assert (y.to_local()[0] == values[:, 2048 * me.rank : 2048 * (me.rank + 1)]).all()
+    assert (dmesh.relayout(y, rows).to_local()[0] == x.to_local()[0]).all()
+    dmesh.empty(2**20, shared=True)  # something is left to share
+    print("all the same", flush=True)
+"""
 ALONE = """
 import dmesh
 
@@ -78,6 +102,13 @@ except dmesh.errors.CollectiveMismatchError as error:
 def test_operations_between_processes(clients, devices, native):
     environ = {"DMESH_NUM_CPU_DEVICES": str(devices), "DMESH_NATIVE": native}
     with run_clients(clients, PROGRAM, environ=environ) as started:
+        for client in started.values():
+            client.wait_for("all the same")
+            assert client.wait() == 0
+
+
+def test_blocks_that_clients_have_in_common_are_copied_before_they_are_written_to():
+    with run_clients(2, COMMON, environ={"DMESH_SHARED_MEMORY": "64"}) as started:
         for client in started.values():
             client.wait_for("all the same")
             assert client.wait() == 0

@@ -91,7 +91,9 @@ def announcing(served: Served, token: str) -> Iterator[None]:
             mesh("deep", (3, 4, -1, 2000), 2000, 2, 2),
             mesh("huge", (0, 4, 1, 1 << 18), 1 << 10, 1 << 10),
             mesh("bad", (0, 4, 1, 1), -4),
-        ]
+        ],
+        links=[pb.Link(rank=3, round_trip_us=42, bytes_per_second=3 << 29)],
+        numa_nodes=[0, 1],
     )
     with keep_members(served.grpc, token, 4, report):
         yield
@@ -125,3 +127,15 @@ def test_large_meshes_are_few_cells(served: Served, open_page: OpenPage, width: 
     assert mesh_card(page, "bad").count() == 0
     assert page.locator("*").count() < 700
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.usefixtures("announcing")
+def test_hosts_say_their_nodes_and_how_fast_the_links_between_them_are(
+    served: Served, open_page: OpenPage
+) -> None:
+    page = open_page(served.http, "mesh", viewport={"width": 390, "height": 844})
+    links = page.locator("ul.links li")
+    links.first.wait_for(timeout=DEADLINE * 1000)
+    assert links.all_inner_texts() == ["host0 ↔ host1 1.5 GiB/s, round trip 42 µs"]
+    page.get_by_text("; 2 on NUMA node 0, 2 on NUMA node 1").first.wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390

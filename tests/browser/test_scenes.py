@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -110,6 +112,29 @@ def take(page: Page, name: str) -> None:
         page.screenshot(path=Path(PICTURES, f"dashboard-{name}.png"))
 
 
+@contextmanager
+def film(name: str, page: Page) -> Iterator[Callable[[float], None]]:
+    """Yields a function that adds what the page shows, for some seconds, to a moving picture; see `take`."""
+    frames: list[tuple[bytes, float]] = []
+
+    def add(seconds: float) -> None:
+        if PICTURES:
+            frames.append((page.screenshot(), seconds))
+
+    yield add
+    if PICTURES:
+        from PIL import Image
+
+        images = [Image.open(io.BytesIO(data)).convert("RGB").quantize(64) for data, _ in frames]
+        images[0].save(
+            Path(PICTURES, f"{name}.gif"),
+            save_all=True,
+            append_images=images[1:],
+            duration=[int(seconds * 1000) for _, seconds in frames],
+            loop=0,
+        )
+
+
 def check_access(page: Page) -> None:
     """Asks axe-core whether everybody can use the page (WCAG 2.1, A and AA)."""
     from axe_playwright_python.sync_playwright import Axe
@@ -183,6 +208,30 @@ def test_a_killed_rank(late: dict[int, Process], served: Served, open_page: Open
         first = page.locator(".rows-inner .row").first
         if look.startswith("phone"):
             assert f"3 · {os.uname().nodename} · pid {late[3].pid}" in first.inner_text().replace("\n", "")
+
+
+def test_an_open_page_follows_what_happens(
+    late: dict[int, Process], served: Served, open_page: OpenPage
+) -> None:
+    page = open_page(served.http, viewport={"width": 1120, "height": 700}, color_scheme="dark")
+    with film("dashboard", page) as film_frame:
+        for shown, seconds in (
+            (r"Rank 3 is holding up 5 ranks · \d", 1.5),
+            (r"Rank 3 is holding up 5 ranks · ([7-9]\.|\d\d)", 1.5),
+            (r"Rank 3 is holding up 5 ranks · (1[2-9]|[2-9]\d)", 1.5),
+        ):
+            page.get_by_text(re.compile(shown)).first.wait_for(timeout=DEADLINE * 1000)
+            film_frame(seconds)
+        page.get_by_role("link", name="Rank 3 and its stack").click()
+        page.locator("dialog").get_by_text("late.py:8 in step").wait_for()
+        film_frame(3.0)
+        page.keyboard.press("Escape")
+        late[3].signal(signal.SIGKILL)
+        page.get_by_text("Rank 3 was killed · late.py:8").first.wait_for(timeout=DEADLINE * 1000)
+        page.get_by_text("5 others stopped because of it").first.wait_for(timeout=DEADLINE * 1000)
+        film_frame(4.0)
+    for client in late.values():
+        client.wait()
 
 
 def test_a_killed_server(late: dict[int, Process], served: Served, open_page: OpenPage) -> None:

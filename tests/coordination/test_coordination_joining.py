@@ -14,9 +14,11 @@ from concurrent import futures
 
 import grpc
 import pytest
+from tests.waiting import free_ports
 
 from dmesh.coordination.agent import Agent, Identity
 from dmesh.coordination.members import Device, MemberState
+from dmesh.coordination.session import Session
 from dmesh.errors import (
     ClientIdTakenError,
     ConfigurationError,
@@ -27,6 +29,7 @@ from dmesh.errors import (
 )
 from dmesh.v1 import common_pb2
 from dmesh_server.core.model import Job, Limits
+from dmesh_server.embedded import start as start_server
 from dmesh_server.rpc.job_lists import JobLists
 
 
@@ -51,6 +54,37 @@ def test_members_know_each_other(server, join, eventually) -> None:
     assert first.peer_secret == second.peer_secret
     assert len(first.peer_secret) == 32
     assert second.epoch >= 2
+
+
+def test_a_client_registers_once_its_host_has_a_listener(limits, join, background, monkeypatch) -> None:
+    """A call before that would be refused, and gRPC waits 100 ms and more before it connects again."""
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    registered: list[bool] = []
+    refused = threading.Event()
+    register, pause = Session.register, Session.pause
+
+    def noted(session: Session, request_id: str, timeout: float):
+        fault = register(session, request_id, timeout)
+        registered.append(fault is None)
+        return fault
+
+    def paused(session: Session, seconds: float, generation: int) -> None:
+        refused.set()
+        pause(session, seconds, generation)
+
+    monkeypatch.setattr(Session, "register", noted)
+    monkeypatch.setattr(Session, "pause", paused)
+    agent = join(address, start=False)
+    joined = background(agent.start)
+    assert refused.wait(60)
+    assert registered == []
+    server = start_server(address, limits)
+    try:
+        joined.result(60)
+        assert registered == [True]
+        agent.leave()
+    finally:
+        server.stop(0.1)
 
 
 def test_a_long_job_list_is_sent_once(server, join, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import pytest
 from tests.server.web_server import join_all, serving_web
 
+from dmesh.v1 import coordination_pb2
 from dmesh.v1 import progress_pb2 as pb
 from dmesh_server.core.model import Caller, Task
 from dmesh_server.mesh_reports import MOST_DEVICES, MeshReport, OwnerRun, PlaceRun, read_mesh
@@ -222,3 +223,30 @@ async def test_the_topology_shows_which_device_is_where(served, tmp_path) -> Non
         "left_out": 0,
     }  # fmt: skip
     assert answer["meshes_unknown"] == 1
+
+
+async def test_links_between_hosts_are_what_their_members_measured(make_client, served, tmp_path) -> None:
+    def links(*told: tuple[int, int, int]) -> pb.ProgressReport:
+        return pb.ProgressReport(
+            links=[
+                pb.Link(rank=rank, round_trip_us=trip, bytes_per_second=rate) for rank, trip, rate in told
+            ],
+            numa_nodes=[0, 1, 1],
+        )
+
+    reports = [
+        links((1, 50, 1 << 30), (2, 90, 0), (7, 1, 1), (-1, 1, 1), (0, 1, 1)),
+        links((0, 40, 1 << 20)),
+        pb.ProgressReport(),
+    ]
+    for index, report in enumerate(reports):
+        stream = await make_client(index, cluster="c", size=3).join()
+        await stream.send(heartbeat=coordination_pb2.Heartbeat(sequence=1, report=report))
+        await stream.read_kind("heartbeat_ack")
+    async with serving_web(served.runtime, tmp_path) as web, web.client() as http:
+        answer = (await http.get("/api/v1/clusters/c/topology")).json()
+    assert answer["links"] == [
+        {"hosts": ["host0", "host1"], "round_trip_us": 40, "bytes_per_second": 1 << 30, "members": 2},
+        {"hosts": ["host0", "host2"], "round_trip_us": 90, "bytes_per_second": 0, "members": 1},
+    ]
+    assert [host["numa_nodes"] for host in answer["hosts"]] == [{"0": 1, "1": 1}, {"0": 1, "1": 1}, {}]

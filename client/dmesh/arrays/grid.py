@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import itertools
+import math
+from contextlib import suppress
 from functools import cached_property, lru_cache
 from threading import Lock
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dmesh.devices.device import ThisClient, this_client
-from dmesh.errors import MeshError, UnshardableError
+from dmesh.errors import MeshError, SharedMemoryError, UnshardableError
 from dmesh.mesh import Mesh
 from dmesh.mesh.ownership import owners
 from dmesh.runtime import context
 
 if TYPE_CHECKING:
+    from dmesh.collectives.communicator import Communicator
     from dmesh.collectives.group import Group
 
+RECYCLED = 1 << 20
+"""Bytes from which on fresh pages cost more than what they are filled with."""
 _DEVICES = ("CPU", "TPU")
 """Types of devices whose arrays are NumPy's."""
 _known: WeakValueDictionary[tuple[Mesh, ThisClient], Grid] = WeakValueDictionary()
@@ -120,14 +128,31 @@ class Grid:
         Raises:
             NotInitializedError: The mesh has devices of other clients, and the system is not initialized.
         """
-        from dmesh.collectives.communicator import Communicator  # large, and not needed by one client alone
-
         name, members = "*", self.clients
         if axes is not None:
             lines = self.lines(axes)
             assert lines is not None, "the plan chose another way"
             name, members = ",".join(self.names[axis] for axis in axes), lines[self.client].clients
-        return context.current().get(Communicator).mesh_group(self.mesh.fingerprint, name, members)
+        return _communicator().mesh_group(self.mesh.fingerprint, name, members)
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return an array with arbitrary contents; memory of large ones is kept for later ones.
+
+        It is shared with the other clients of the host, at most half of what this client may share.
+        """
+        nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes >= RECYCLED and len(self.clients) > 1:
+            pool = _communicator().pool
+            if pool is not None and pool.has_spare(nbytes):
+                with suppress(SharedMemoryError):
+                    return pool.empty(shape, dtype)
+        return np.empty(shape, dtype)
+
+
+def _communicator() -> Communicator:
+    from dmesh.collectives.communicator import Communicator  # large, and not needed by one client alone
+
+    return context.current().get(Communicator)
 
 
 def grid_of(mesh: Mesh) -> Grid:

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from dmesh.cli import run_hosts
+from dmesh.cli import host_arguments
 from dmesh.cli.output import add_json, tell_failure, tell_json
 from dmesh.errors import ConfigurationError
 from dmesh.launcher import LaunchOptions, Supervisor, plan_launch
@@ -88,7 +88,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "(sets DMESH_RESTART_POLICY=rejoin; needs --coordinator for rank 0; default 0)",
     )
     add_json(parser)
-    run_hosts.add_arguments(parser)
+    host_arguments.add_arguments(parser)
     add(
         "command",
         nargs=argparse.REMAINDER,
@@ -104,11 +104,15 @@ def execute(args: argparse.Namespace) -> int:
     Raises:
         ConfigurationError: The command line or the environment cannot work; nothing was started.
     """
-    hosts = run_hosts.hosts_of(args)
+    elsewhere = host_arguments.several_hosts(args)
+    if elsewhere:
+        from dmesh.cli import run_hosts
+
+        hosts = run_hosts.hosts_of(args)
     options = _options(args)
-    check_options(options, os.environ, elsewhere=hosts is not None)
+    check_options(options, os.environ, elsewhere=elsewhere)
     try:
-        if hosts is not None:
+        if elsewhere:
             began = time.monotonic()
             result = run_hosts.execute(args, options, hosts, _outputs(as_json=args.json))
             if args.json:

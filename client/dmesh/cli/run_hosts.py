@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from dmesh.cli.host_arguments import START_TIMEOUT
 from dmesh.errors import ConfigurationError
 from dmesh.launcher import LaunchOptions, LaunchResult, Supervisor
 from dmesh.launcher.across import check_across, plan_across
@@ -30,57 +31,15 @@ from dmesh.launcher.registry import registered
 from dmesh.launcher.remote import RemoteHosts
 from dmesh.launcher.slurm import allocated_hosts, srun_command
 
-_ONLY_WITH_HOSTS = ("ssh", "python", "chdir", "export", "insecure", "start_timeout")
-_START_TIMEOUT = 60.0
 _MOST_DIGITS = 9
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags to `dmesh run`."""
-    group = parser.add_argument_group(
-        "several hosts", "See docs/how-to/ssh.md and docs/how-to/slurm.md. -n is optional then: all slots."
-    )
-    add = group.add_argument
-    add("--hosts", metavar="A:N,B:N", help="start N clients on each of these hosts, over ssh")
-    add(
-        "--hostfile",
-        metavar="FILE",
-        help="the same from a file of lines HOST slots=N, as Open MPI has it",
-    )
-    add("--slurm", action="store_true", help="start clients on the nodes of this Slurm allocation")
-    add(
-        "--ssh",
-        metavar="CMD",
-        help="program and arguments in the place of ssh (default: DMESH_SSH)",
-    )
-    add("--python", metavar="PATH", help="the hosts' Python (default: the path of this one)")
-    add("--chdir", metavar="DIR", help="the program's working directory on the hosts (default: this one)")
-    add(
-        "-x", "--export", metavar="NAME[=VALUE]", action="append", default=[],
-        help="hand an environment variable to the clients, beside those of dmesh; may be repeated",
-    )  # fmt: skip
-    add(
-        "--insecure", action="store_true",
-        help="do not encrypt the way to the coordination server; a token is sent over it",
-    )  # fmt: skip
-    add("--start-timeout", metavar="S", help=f"seconds to reach the hosts (default {_START_TIMEOUT:g})")
-
-
-def hosts_of(args: argparse.Namespace) -> tuple[Host, ...] | None:
-    """Return the hosts that get clients, and set `args.clients` accordingly; None for this machine alone.
+def hosts_of(args: argparse.Namespace) -> tuple[Host, ...]:
+    """Return the hosts that get clients, and set `args.clients` accordingly.
 
     Raises:
-        ConfigurationError: The flags, the host file or the allocation cannot work.
+        ConfigurationError: The host file or the allocation cannot work.
     """
-    named = [name for name in ("hosts", "hostfile", "slurm") if getattr(args, name)]
-    if not named:
-        useless = [name for name in _ONLY_WITH_HOSTS if getattr(args, name)]
-        if useless:
-            flag = f"--{useless[0].replace('_', '-')}"
-            raise ConfigurationError(f"{flag} is for --hosts, --hostfile and --slurm; leave it out")
-        return None
-    if len(named) > 1:
-        raise ConfigurationError(f"--{named[0]} and --{named[1]} both say where clients run; use one of them")
     clients = None if args.clients is None else _whole(args.clients)
     if args.slurm:
         hosts, source = allocated_hosts(os.environ, clients), "this allocation"
@@ -141,7 +100,7 @@ def _ways(args: argparse.Namespace, environment: Mapping[str, str]) -> Callable[
 
 def _seconds(text: str | None) -> float:
     if text is None:
-        return _START_TIMEOUT
+        return START_TIMEOUT
     try:
         seconds = float(text)
     except ValueError:

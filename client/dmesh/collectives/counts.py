@@ -98,7 +98,9 @@ class CountsRequestBuilder(RequestBuilder):
         return call.request()
 
 
-def known_exchange(size: int, rank: int, source: Array, matrix: tuple[tuple[int, ...], ...]) -> Request:
+def known_exchange(
+    size: int, rank: int, source: Array, matrix: tuple[tuple[int, ...], ...], out: Array | None = None
+) -> Request:
     """Return the request of an all-to-all of which every rank knows all lengths, so that none are exchanged.
 
     Args:
@@ -106,8 +108,9 @@ def known_exchange(size: int, rank: int, source: Array, matrix: tuple[tuple[int,
         rank: This rank's position.
         source: Flat array of the blocks for each rank, one after the other.
         matrix: Lengths of the blocks, by sender and receiver; the same on all ranks.
+        out: Flat array for the blocks that arrive, one after the other; None for a new one.
     """
-    call = Call("all_to_all", size, rank, 0, 0, source, source, None, matrix[rank], None, None)
+    call = Call("all_to_all", size, rank, 0, 0, source, source, out, matrix[rank], None, None)
     arrives = tuple(row[rank] for row in matrix)
     blocks = Blocks(
         spans_of(matrix[rank], 1), spans_of(arrives, 1), tuple(sum(row[:rank]) for row in matrix),

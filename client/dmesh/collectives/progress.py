@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _MOST_GROUPS = 32
 _MOST_RECENT = 16
+_MOST_LINKS = 64
 _MOST_RANKS = 256
 _MOST_WAITED_FOR = 64
 _LONGEST_NAME = 100
@@ -54,6 +55,11 @@ class CollectiveReports:
         report.groups.extend(message for _, _, message in found[:_MOST_GROUPS])
         for record in communicator.events.records(_MOST_RECENT):
             _write(record, now, report.recent.add())
+        connector = communicator.transport.connector
+        if connector is not None:
+            links = sorted(connector.links().items(), key=lambda link: -link[1][1])
+            for rank, (round_trip, rate) in links[:_MOST_LINKS]:
+                report.links.add(rank=rank, round_trip_us=round_trip, bytes_per_second=rate)
 
     def _describe(self, group: Group, stream: Stream, noted: Iterable[CallRecord]) -> pb.GroupProgress:
         name, ranks = group.members.name, group.members.of(stream.pair)

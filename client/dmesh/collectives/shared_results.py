@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from dmesh.collectives.backends.shm.arrays import PLACE_SIZE
 from dmesh.collectives.group import Group
 from dmesh.collectives.persistent import empty_shared, members_of, planned
 from dmesh.collectives.reduction import canonical_op, resolve
-from dmesh.collectives.request import MAX_LENGTH, Array, text_from
+from dmesh.collectives.request import MAX_LENGTH, Array, Request, text_from
 from dmesh.collectives.validation import as_input, check_position
 from dmesh.errors import CollectiveError, CollectiveMismatchError, SharedMemoryError
 
@@ -47,7 +49,7 @@ class SharedPlan(ABC):
         self._turn = 0
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         padded = -(-nbytes // _PAGE) * _PAGE
-        found = _common(group, what, 2 * padded)
+        found = common_memory(group, what, 2 * padded)
         self.generation = group.generation
         """The generation of the group in which it can be called."""
         self._of = group.id  # another one after a reset: then the ranks may be in different turns
@@ -248,15 +250,41 @@ def _fill(plan: object, place: Array, x: Array | None) -> None:
         place[...] = planned(plan, x, place)
 
 
-def _common(group: Group, what: str, nbytes: int) -> Array | None:
-    """Compare what the members plan; return memory in common, or None if not all can share it."""
+def common_memory(
+    group: Group,
+    what: str,
+    nbytes: int,
+    *,
+    call: Callable[[Request], Array] | None = None,
+    spare: bool = False,
+) -> Array | None:
+    """Return bytes with arbitrary contents that all members of a group map; None if not all can share them.
+
+    All members must call this. Memory is given back when no member has a view of it any more.
+
+    Args:
+        group: Ranks that take part.
+        what: Text of what it is for, which the members must agree on.
+        nbytes: How many bytes.
+        call: Makes the calls in which the members agree.
+        spare: Leave half of the memory that a client may share to others.
+
+    Raises:
+        CollectiveMismatchError: The texts differ.
+        CollectiveError: As for `all_gather`.
+    """
+    make = group.requests.make
+    if call is None:
+        call = partial(group.call, timeout=None, async_op=False)
     communicator, lends = group.communicator, group.rank == _LENDER
     pool = communicator.pool
     shares = pool is not None and nbytes > 0
     memory: Array | None = None
     place, refusal = bytes(PLACE_SIZE), "" if shares else "this client shares no memory"
     with contextlib.ExitStack() as undo:
-        if pool is not None and shares and lends:
+        if pool is not None and spare and lends and not pool.has_spare(nbytes):
+            refusal = "half of the memory that may be shared is in use"
+        elif pool is not None and shares and lends:
             processes = {rank: communicator.process_of(rank) for rank in group.ranks}
             try:
                 memory, place = pool.lend(
@@ -269,7 +297,8 @@ def _common(group: Group, what: str, nbytes: int) -> Array | None:
             except SharedMemoryError as error:
                 refusal = str(error)
         text = what.encode().ljust(_TEXT)[:_TEXT]
-        offers = group.all_gather(np.frombuffer(text + bytes([not refusal]) + place, np.uint8))
+        offer = np.frombuffer(text + bytes([not refusal]) + place, np.uint8)
+        offers = call(make("all_gather", offer, axis=None, counts=None))
         planned = [bytes(row[:_TEXT]).rstrip().decode(errors="replace") for row in offers]
         if len(set(planned)) > 1:
             sides = (f"rank {rank} planned {its}" for rank, its in zip(group.ranks, planned, strict=True))
@@ -284,7 +313,8 @@ def _common(group: Group, what: str, nbytes: int) -> Array | None:
                 refusal = f"the memory of rank {group.ranks[_LENDER]} cannot be mapped: {error}"
         # If this call fails, others may have agreed already: then they say themselves when they are done.
         coming_to_nothing = undo.pop_all()
-        if int(group.all_reduce(np.array(not refusal and able, np.int8), "min")):
+        vote = np.array(not refusal and able, np.int8)
+        if int(call(make("all_reduce", vote, op="min", compress=None))):
             return memory
         coming_to_nothing.close()
     logger.info(

@@ -120,6 +120,14 @@ def is_ipv6(host: str) -> bool:
     return True
 
 
+def is_loopback(host: str) -> bool:
+    """Return whether a host name or address means the machine that uses it."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
 def check_bns_order(jobs: tuple[str, ...]) -> None:
     """Refuses BNS addresses that are not in the order of their task numbers.
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import secrets
+import socket
 import time
 from collections.abc import Callable
 
 import grpc
 
+from dmesh.config.addresses import is_loopback, split_address
 from dmesh.coordination import faults
 from dmesh.coordination.calls import Announcer
 from dmesh.coordination.faults import Fault
@@ -17,6 +19,10 @@ from dmesh.coordination.session import Session
 from dmesh.errors import AuthenticationError
 from dmesh.v1 import common_pb2
 
+_LISTENER_INTERVAL = 0.01
+"""Seconds between two looks whether a server of this host listens already."""
+_LISTENER_WAIT = 2.0
+"""Seconds to look, or half of the time-out; then calls find out, with ever longer waits between them."""
 _ENDING_PATIENCE = 20.0
 """Seconds to wait for former members to be declared lost: longer than a lease."""
 
@@ -46,6 +52,7 @@ def register(
     announcer = Announcer(announce, patience.announce_interval)
     delays = patience.retry.delays()
     told = False
+    _wait_for_listener(session, started + min(_LISTENER_WAIT, timeout / 2))
     while True:
         session.check()
         left = deadline - time.monotonic()
@@ -76,6 +83,28 @@ def register(
                 f"{timeout:g} s: {faults.cause_of(fault.message)}"
             )
         session.pause(min(next(delays), max(left, 0.0)), 0)
+
+
+def _wait_for_listener(session: Session, deadline: float) -> None:
+    """Wait a moment for a coordinator of this host that is about to listen, as client 0's does.
+
+    Connecting a socket costs microseconds: it can be tried more often than a call, which gRPC makes wait
+    after each connection that was refused.
+    """
+    host, port = split_address(session.address, "the coordinator's address")
+    if not is_loopback(host):
+        return
+    while time.monotonic() < deadline:
+        session.check()
+        try:
+            with socket.create_connection((host, port), timeout=_LISTENER_WAIT) as sock:
+                if sock.getsockname() != sock.getpeername():  # not its own other end, by chance
+                    return
+        except ConnectionRefusedError:
+            pass
+        except OSError:
+            return  # a call says what is wrong
+        session.pause(_LISTENER_INTERVAL, 0)
 
 
 def _awaited(fault: Fault, identity: Identity) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from dmesh._log import logger
+from dmesh.config.host import own_nodes
 from dmesh.coordination.activity import ActivityTracker
 from dmesh.coordination.barriers import Barriers
 from dmesh.v1 import progress_pb2 as pb
@@ -22,6 +23,7 @@ _SHORTEST = 0.5
 """Seconds between two reports, where heartbeats come faster than that."""
 _MOST_BARRIERS = 16
 _MOST_MESHES = 16
+_MOST_NODES = 64
 _MOST_PLACED_BYTES = 4 << 10
 """Bytes that all meshes together may take to list their devices; a regular mesh takes some 15 bytes."""
 
@@ -52,6 +54,7 @@ class Reports:
         self._lock = threading.Lock()
         self._sources: tuple[ReportSource, ...] = ()
         self._next = 0.0
+        self._nodes = sorted(own_nodes())[:_MOST_NODES]
 
     def add(self, source: ReportSource) -> None:
         """Ask `source`, too, from now on."""
@@ -88,6 +91,7 @@ class Reports:
             report.barriers.add(name=arrival.name, instance=arrival.instance, age_ms=round(age * 1000))
         with self._lock:
             report.meshes.extend(_within(self._meshes.values()))
+        report.numa_nodes.extend(self._nodes)
         for source in self._sources:
             source.fill(report)
         _cut(report)
@@ -109,6 +113,6 @@ def _cut(report: pb.ProgressReport) -> None:
     """Leave out what matters least until the report is small enough."""
     while report.ByteSize() > MOST_BYTES and report.recent:
         del report.recent[0]
-    for part in (report.meshes, report.groups, report.barriers):
+    for part in (report.links, report.meshes, report.groups, report.barriers):
         while report.ByteSize() > MOST_BYTES and part:
             del part[-1]

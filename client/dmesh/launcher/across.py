@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dmesh.config.settings import Settings, split_address
+from dmesh.config.addresses import is_loopback, split_address
+from dmesh.config.settings import Settings
 from dmesh.errors import ConfigurationError, MissingExtraError
 from dmesh.launcher.plan import LaunchOptions, LaunchPlan, Place, own_settings, plan_clients
 from dmesh.security import tokens
@@ -77,14 +77,6 @@ def check_across(options: LaunchOptions, environment: Mapping[str, str]) -> None
             f"the coordinator's address {coordinator} means something else on each host; start the server "
             "with `dmesh serve --listen HOST:PORT`, at an address that the hosts reach, and name that"
         )
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host name or address means the machine that uses it."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 def _token(

@@ -8,10 +8,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from dmesh.config.addresses import join_address
+from dmesh.config.addresses import is_loopback, join_address
 from dmesh.distribute.cluster_resolver.launched import own_host
 from dmesh.errors import HostError, ResolverError
-from dmesh.launcher.across import is_loopback
 from dmesh.launcher.agent import PING_INTERVAL
 from dmesh.launcher.connection import SILENCE, HostConnection, RemoteClient
 from dmesh.launcher.frames import Frame, frame

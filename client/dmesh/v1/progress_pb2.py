@@ -15,43 +15,45 @@ _sym_db = _symbol_database.Default()
 from dmesh.v1 import common_pb2 as dmesh_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64mesh/v1/progress.proto\x12\x08\x64mesh.v1\x1a\x15\x64mesh/v1/common.proto\"\x8b\x02\n\x0eProgressReport\x12\r\n\x05where\x18\x01 \x01(\t\x12\x11\n\toperation\x18\x02 \x01(\t\x12\x0f\n\x07idle_ms\x18\x03 \x01(\x03\x12\'\n\x08\x62\x61rriers\x18\x04 \x03(\x0b\x32\x15.dmesh.v1.BarrierWait\x12\'\n\x06groups\x18\x05 \x03(\x0b\x32\x17.dmesh.v1.GroupProgress\x12$\n\x06recent\x18\x06 \x03(\x0b\x32\x14.dmesh.v1.CallRecord\x12\'\n\x06meshes\x18\x07 \x03(\x0b\x32\x17.dmesh.v1.AnnouncedMesh\x12%\n\x05loops\x18\x08 \x03(\x0b\x32\x16.dmesh.v1.LoopProgress\"w\n\x0cLoopProgress\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04unit\x18\x02 \x01(\t\x12\x0c\n\x04\x64one\x18\x03 \x01(\x03\x12\r\n\x05total\x18\x04 \x01(\x03\x12\x0c\n\x04rate\x18\x05 \x01(\x01\x12\x12\n\nelapsed_ms\x18\x06 \x01(\x03\x12\x0c\n\x04over\x18\x07 \x01(\x08\"=\n\x0b\x42\x61rrierWait\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\x03\x12\x0e\n\x06\x61ge_ms\x18\x03 \x01(\x03\"\xe9\x01\n\rGroupProgress\x12\n\n\x02id\x18\x01 \x01(\x06\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05ranks\x18\x03 \x03(\x05\x12\x0c\n\x04size\x18\x04 \x01(\x05\x12\x12\n\ngeneration\x18\x05 \x01(\x03\x12\x0e\n\x06issued\x18\x06 \x01(\x03\x12\x10\n\x08\x66inished\x18\x07 \x01(\x03\x12\"\n\x04last\x18\x08 \x01(\x0b\x32\x14.dmesh.v1.CallRecord\x12\x0f\n\x07\x63ounted\x18\t \x01(\x03\x12\x12\n\nelapsed_us\x18\n \x01(\x03\x12\x11\n\twaited_us\x18\x0b \x01(\x03\x12\x0f\n\x07\x66\x61ilure\x18\x0c \x01(\t\"\xc8\x01\n\nCallRecord\x12\r\n\x05group\x18\x01 \x01(\x06\x12\x10\n\x08sequence\x18\x02 \x01(\x03\x12\x0c\n\x04\x63\x61ll\x18\x03 \x01(\t\x12\x0e\n\x06nbytes\x18\x04 \x01(\x03\x12\"\n\x05state\x18\x05 \x01(\x0e\x32\x13.dmesh.v1.CallState\x12\x0e\n\x06\x61ge_us\x18\x06 \x01(\x03\x12\x12\n\nelapsed_us\x18\x07 \x01(\x03\x12\x11\n\twaited_us\x18\x08 \x01(\x03\x12\x11\n\twaits_for\x18\t \x03(\x05\x12\r\n\x05\x65rror\x18\n \x01(\t\"\x99\x01\n\rAnnouncedMesh\x12\x0c\n\x04name\x18\x01 \x01(\t\x12 \n\x04\x61xes\x18\x02 \x03(\x0b\x32\x12.dmesh.v1.MeshAxis\x12\x13\n\x0b\x64\x65vice_type\x18\x03 \x01(\t\x12\"\n\x06owners\x18\x04 \x03(\x0b\x32\x12.dmesh.v1.OwnerRun\x12\x1f\n\x03own\x18\x05 \x03(\x0b\x32\x12.dmesh.v1.PlaceRun\"C\n\x08OwnerRun\x12\x0c\n\x04task\x18\x01 \x01(\x05\x12\r\n\x05tasks\x18\x02 \x01(\x05\x12\x0c\n\x04step\x18\x03 \x01(\x11\x12\x0c\n\x04\x65\x61\x63h\x18\x04 \x01(\x05\"H\n\x08PlaceRun\x12\r\n\x05place\x18\x01 \x01(\x03\x12\x0e\n\x06stride\x18\x02 \x01(\x03\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\x05\x12\r\n\x05\x63ount\x18\x04 \x01(\x05\"&\n\x08MeshAxis\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x05\"6\n\x12GetProgressRequest\x12 \n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x10.dmesh.v1.Caller\"@\n\x13GetProgressResponse\x12)\n\x07members\x18\x01 \x03(\x0b\x32\x18.dmesh.v1.MemberProgress\"}\n\x0eMemberProgress\x12\x1c\n\x04task\x18\x01 \x01(\x0b\x32\x0e.dmesh.v1.Task\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x0e\n\x06\x61ge_ms\x18\x03 \x01(\x03\x12(\n\x06report\x18\x04 \x01(\x0b\x32\x18.dmesh.v1.ProgressReport\"\x15\n\x13ListClustersRequest\"B\n\x14ListClustersResponse\x12*\n\x08\x63lusters\x18\x01 \x03(\x0b\x32\x18.dmesh.v1.ClusterSummary\"b\n\x0e\x43lusterSummary\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12\x0f\n\x07present\x18\x04 \x01(\x05\x12\r\n\x05tasks\x18\x05 \x01(\x05*\x9a\x01\n\tCallState\x12\x1a\n\x16\x43\x41LL_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x43\x41LL_STATE_QUEUED\x10\x01\x12\x16\n\x12\x43\x41LL_STATE_RUNNING\x10\x02\x12\x16\n\x12\x43\x41LL_STATE_WAITING\x10\x03\x12\x13\n\x0f\x43\x41LL_STATE_DONE\x10\x04\x12\x15\n\x11\x43\x41LL_STATE_FAILED\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64mesh/v1/progress.proto\x12\x08\x64mesh.v1\x1a\x15\x64mesh/v1/common.proto\"\xbe\x02\n\x0eProgressReport\x12\r\n\x05where\x18\x01 \x01(\t\x12\x11\n\toperation\x18\x02 \x01(\t\x12\x0f\n\x07idle_ms\x18\x03 \x01(\x03\x12\'\n\x08\x62\x61rriers\x18\x04 \x03(\x0b\x32\x15.dmesh.v1.BarrierWait\x12\'\n\x06groups\x18\x05 \x03(\x0b\x32\x17.dmesh.v1.GroupProgress\x12$\n\x06recent\x18\x06 \x03(\x0b\x32\x14.dmesh.v1.CallRecord\x12\'\n\x06meshes\x18\x07 \x03(\x0b\x32\x17.dmesh.v1.AnnouncedMesh\x12%\n\x05loops\x18\x08 \x03(\x0b\x32\x16.dmesh.v1.LoopProgress\x12\x1d\n\x05links\x18\t \x03(\x0b\x32\x0e.dmesh.v1.Link\x12\x12\n\nnuma_nodes\x18\n \x03(\x05\"E\n\x04Link\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x15\n\rround_trip_us\x18\x02 \x01(\r\x12\x18\n\x10\x62ytes_per_second\x18\x03 \x01(\x04\"w\n\x0cLoopProgress\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04unit\x18\x02 \x01(\t\x12\x0c\n\x04\x64one\x18\x03 \x01(\x03\x12\r\n\x05total\x18\x04 \x01(\x03\x12\x0c\n\x04rate\x18\x05 \x01(\x01\x12\x12\n\nelapsed_ms\x18\x06 \x01(\x03\x12\x0c\n\x04over\x18\x07 \x01(\x08\"=\n\x0b\x42\x61rrierWait\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\x03\x12\x0e\n\x06\x61ge_ms\x18\x03 \x01(\x03\"\xe9\x01\n\rGroupProgress\x12\n\n\x02id\x18\x01 \x01(\x06\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05ranks\x18\x03 \x03(\x05\x12\x0c\n\x04size\x18\x04 \x01(\x05\x12\x12\n\ngeneration\x18\x05 \x01(\x03\x12\x0e\n\x06issued\x18\x06 \x01(\x03\x12\x10\n\x08\x66inished\x18\x07 \x01(\x03\x12\"\n\x04last\x18\x08 \x01(\x0b\x32\x14.dmesh.v1.CallRecord\x12\x0f\n\x07\x63ounted\x18\t \x01(\x03\x12\x12\n\nelapsed_us\x18\n \x01(\x03\x12\x11\n\twaited_us\x18\x0b \x01(\x03\x12\x0f\n\x07\x66\x61ilure\x18\x0c \x01(\t\"\xc8\x01\n\nCallRecord\x12\r\n\x05group\x18\x01 \x01(\x06\x12\x10\n\x08sequence\x18\x02 \x01(\x03\x12\x0c\n\x04\x63\x61ll\x18\x03 \x01(\t\x12\x0e\n\x06nbytes\x18\x04 \x01(\x03\x12\"\n\x05state\x18\x05 \x01(\x0e\x32\x13.dmesh.v1.CallState\x12\x0e\n\x06\x61ge_us\x18\x06 \x01(\x03\x12\x12\n\nelapsed_us\x18\x07 \x01(\x03\x12\x11\n\twaited_us\x18\x08 \x01(\x03\x12\x11\n\twaits_for\x18\t \x03(\x05\x12\r\n\x05\x65rror\x18\n \x01(\t\"\x99\x01\n\rAnnouncedMesh\x12\x0c\n\x04name\x18\x01 \x01(\t\x12 \n\x04\x61xes\x18\x02 \x03(\x0b\x32\x12.dmesh.v1.MeshAxis\x12\x13\n\x0b\x64\x65vice_type\x18\x03 \x01(\t\x12\"\n\x06owners\x18\x04 \x03(\x0b\x32\x12.dmesh.v1.OwnerRun\x12\x1f\n\x03own\x18\x05 \x03(\x0b\x32\x12.dmesh.v1.PlaceRun\"C\n\x08OwnerRun\x12\x0c\n\x04task\x18\x01 \x01(\x05\x12\r\n\x05tasks\x18\x02 \x01(\x05\x12\x0c\n\x04step\x18\x03 \x01(\x11\x12\x0c\n\x04\x65\x61\x63h\x18\x04 \x01(\x05\"H\n\x08PlaceRun\x12\r\n\x05place\x18\x01 \x01(\x03\x12\x0e\n\x06stride\x18\x02 \x01(\x03\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\x05\x12\r\n\x05\x63ount\x18\x04 \x01(\x05\"&\n\x08MeshAxis\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x05\"6\n\x12GetProgressRequest\x12 \n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x10.dmesh.v1.Caller\"@\n\x13GetProgressResponse\x12)\n\x07members\x18\x01 \x03(\x0b\x32\x18.dmesh.v1.MemberProgress\"}\n\x0eMemberProgress\x12\x1c\n\x04task\x18\x01 \x01(\x0b\x32\x0e.dmesh.v1.Task\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x0e\n\x06\x61ge_ms\x18\x03 \x01(\x03\x12(\n\x06report\x18\x04 \x01(\x0b\x32\x18.dmesh.v1.ProgressReport\"\x15\n\x13ListClustersRequest\"B\n\x14ListClustersResponse\x12*\n\x08\x63lusters\x18\x01 \x03(\x0b\x32\x18.dmesh.v1.ClusterSummary\"b\n\x0e\x43lusterSummary\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12\x0f\n\x07present\x18\x04 \x01(\x05\x12\r\n\x05tasks\x18\x05 \x01(\x05*\x9a\x01\n\tCallState\x12\x1a\n\x16\x43\x41LL_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x43\x41LL_STATE_QUEUED\x10\x01\x12\x16\n\x12\x43\x41LL_STATE_RUNNING\x10\x02\x12\x16\n\x12\x43\x41LL_STATE_WAITING\x10\x03\x12\x13\n\x0f\x43\x41LL_STATE_DONE\x10\x04\x12\x15\n\x11\x43\x41LL_STATE_FAILED\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dmesh.v1.progress_pb2', _globals)
 if _descriptor._USE_C_DESCRIPTORS == False:
   DESCRIPTOR._options = None
-  _globals['_CALLSTATE']._serialized_start=1733
-  _globals['_CALLSTATE']._serialized_end=1887
+  _globals['_CALLSTATE']._serialized_start=1855
+  _globals['_CALLSTATE']._serialized_end=2009
   _globals['_PROGRESSREPORT']._serialized_start=61
-  _globals['_PROGRESSREPORT']._serialized_end=328
-  _globals['_LOOPPROGRESS']._serialized_start=330
-  _globals['_LOOPPROGRESS']._serialized_end=449
-  _globals['_BARRIERWAIT']._serialized_start=451
-  _globals['_BARRIERWAIT']._serialized_end=512
-  _globals['_GROUPPROGRESS']._serialized_start=515
-  _globals['_GROUPPROGRESS']._serialized_end=748
-  _globals['_CALLRECORD']._serialized_start=751
-  _globals['_CALLRECORD']._serialized_end=951
-  _globals['_ANNOUNCEDMESH']._serialized_start=954
-  _globals['_ANNOUNCEDMESH']._serialized_end=1107
-  _globals['_OWNERRUN']._serialized_start=1109
-  _globals['_OWNERRUN']._serialized_end=1176
-  _globals['_PLACERUN']._serialized_start=1178
-  _globals['_PLACERUN']._serialized_end=1250
-  _globals['_MESHAXIS']._serialized_start=1252
-  _globals['_MESHAXIS']._serialized_end=1290
-  _globals['_GETPROGRESSREQUEST']._serialized_start=1292
-  _globals['_GETPROGRESSREQUEST']._serialized_end=1346
-  _globals['_GETPROGRESSRESPONSE']._serialized_start=1348
-  _globals['_GETPROGRESSRESPONSE']._serialized_end=1412
-  _globals['_MEMBERPROGRESS']._serialized_start=1414
-  _globals['_MEMBERPROGRESS']._serialized_end=1539
-  _globals['_LISTCLUSTERSREQUEST']._serialized_start=1541
-  _globals['_LISTCLUSTERSREQUEST']._serialized_end=1562
-  _globals['_LISTCLUSTERSRESPONSE']._serialized_start=1564
-  _globals['_LISTCLUSTERSRESPONSE']._serialized_end=1630
-  _globals['_CLUSTERSUMMARY']._serialized_start=1632
-  _globals['_CLUSTERSUMMARY']._serialized_end=1730
+  _globals['_PROGRESSREPORT']._serialized_end=379
+  _globals['_LINK']._serialized_start=381
+  _globals['_LINK']._serialized_end=450
+  _globals['_LOOPPROGRESS']._serialized_start=452
+  _globals['_LOOPPROGRESS']._serialized_end=571
+  _globals['_BARRIERWAIT']._serialized_start=573
+  _globals['_BARRIERWAIT']._serialized_end=634
+  _globals['_GROUPPROGRESS']._serialized_start=637
+  _globals['_GROUPPROGRESS']._serialized_end=870
+  _globals['_CALLRECORD']._serialized_start=873
+  _globals['_CALLRECORD']._serialized_end=1073
+  _globals['_ANNOUNCEDMESH']._serialized_start=1076
+  _globals['_ANNOUNCEDMESH']._serialized_end=1229
+  _globals['_OWNERRUN']._serialized_start=1231
+  _globals['_OWNERRUN']._serialized_end=1298
+  _globals['_PLACERUN']._serialized_start=1300
+  _globals['_PLACERUN']._serialized_end=1372
+  _globals['_MESHAXIS']._serialized_start=1374
+  _globals['_MESHAXIS']._serialized_end=1412
+  _globals['_GETPROGRESSREQUEST']._serialized_start=1414
+  _globals['_GETPROGRESSREQUEST']._serialized_end=1468
+  _globals['_GETPROGRESSRESPONSE']._serialized_start=1470
+  _globals['_GETPROGRESSRESPONSE']._serialized_end=1534
+  _globals['_MEMBERPROGRESS']._serialized_start=1536
+  _globals['_MEMBERPROGRESS']._serialized_end=1661
+  _globals['_LISTCLUSTERSREQUEST']._serialized_start=1663
+  _globals['_LISTCLUSTERSREQUEST']._serialized_end=1684
+  _globals['_LISTCLUSTERSRESPONSE']._serialized_start=1686
+  _globals['_LISTCLUSTERSRESPONSE']._serialized_end=1752
+  _globals['_CLUSTERSUMMARY']._serialized_start=1754
+  _globals['_CLUSTERSUMMARY']._serialized_end=1852
 # @@protoc_insertion_point(module_scope)

@@ -74,6 +74,8 @@ class ProgressReport(_message.Message):
     RECENT_FIELD_NUMBER: _builtins.int
     MESHES_FIELD_NUMBER: _builtins.int
     LOOPS_FIELD_NUMBER: _builtins.int
+    LINKS_FIELD_NUMBER: _builtins.int
+    NUMA_NODES_FIELD_NUMBER: _builtins.int
     where: _builtins.str
     """Where its main thread stands in the user's program, "FILE:LINE in FUNCTION"; empty if unknown. At most 300
     characters.
@@ -102,6 +104,14 @@ class ProgressReport(_message.Message):
     def loops(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoopProgress]:
         """Loops of its program, those under way from the outermost to the innermost, or else the last one; at most 4."""
 
+    @_builtins.property
+    def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___Link]:
+        """Connections with other ranks, as the kernel has measured them; at most 64, the fastest first."""
+
+    @_builtins.property
+    def numa_nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """NUMA nodes on whose CPUs it may run, at most 64; empty if unknown."""
+
     def __init__(
         self,
         *,
@@ -113,14 +123,46 @@ class ProgressReport(_message.Message):
         recent: _abc.Iterable[Global___CallRecord] | None = ...,
         meshes: _abc.Iterable[Global___AnnouncedMesh] | None = ...,
         loops: _abc.Iterable[Global___LoopProgress] | None = ...,
+        links: _abc.Iterable[Global___Link] | None = ...,
+        numa_nodes: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["barriers", b"barriers", "groups", b"groups", "idle_ms", b"idle_ms", "loops", b"loops", "meshes", b"meshes", "operation", b"operation", "recent", b"recent", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["barriers", b"barriers", "groups", b"groups", "idle_ms", b"idle_ms", "links", b"links", "loops", b"loops", "meshes", b"meshes", "numa_nodes", b"numa_nodes", "operation", b"operation", "recent", b"recent", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ProgressReport: _TypeAlias = ProgressReport  # noqa: Y015
+
+@_typing.final
+class Link(_message.Message):
+    """Connections with one other rank."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    ROUND_TRIP_US_FIELD_NUMBER: _builtins.int
+    BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    """The other rank."""
+    round_trip_us: _builtins.int
+    """Smoothed round trip, microseconds."""
+    bytes_per_second: _builtins.int
+    """Rate at which data was last delivered, of all connections together, bytes per second; 0 if unknown."""
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        round_trip_us: _builtins.int = ...,
+        bytes_per_second: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "rank", b"rank", "round_trip_us", b"round_trip_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Link: _TypeAlias = Link  # noqa: Y015
 
 @_typing.final
 class LoopProgress(_message.Message):

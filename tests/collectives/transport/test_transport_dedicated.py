@@ -62,6 +62,26 @@ def test_a_dialer_with_the_expected_number_is_connected(make_dedicated):
     assert connector.claim(number) is None, "a connection is claimed once"
 
 
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="the kernel tells nothing of its connections")
+@pytest.mark.parametrize("way", ["dedicated", "tls"])
+def test_links_are_what_the_kernel_has_measured(request, way):
+    cluster = request.getfixturevalue(f"make_{'tcp' if way == 'dedicated' else way}")(2)
+    near_end, far_end = (transport.connector for transport in cluster.transports)
+    assert near_end.links() == {}
+    number = far_end.expect(0)
+    near, problem = dial(cluster, 0, 1, number)
+    assert near is not None, problem
+    with contextlib.closing(near), contextlib.closing(claim(far_end, number)) as far:
+        near.send(b"x" * 50_000)
+        receive(far)
+        [[rank, (round_trip, rate)]] = near_end.links().items()
+        assert rank == 1
+        assert 0 < round_trip < 60e6
+        assert rate > 0
+        assert list(far_end.links()) == [0]
+    assert near_end.links() == far_end.links() == {}
+
+
 def test_a_dialer_with_a_certificate_of_another_authority_is_refused(make_tls, tmp_path):
     cluster = make_tls(2)
     stranger = Authority(tmp_path)

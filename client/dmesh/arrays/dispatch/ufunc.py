@@ -24,6 +24,7 @@ from dmesh.arrays.dispatch.operands import (
 )
 from dmesh.arrays.dispatch.registry import hook
 from dmesh.arrays.dtensor import DTensor
+from dmesh.arrays.grid import RECYCLED
 from dmesh.arrays.spec import Spec, spec_of
 from dmesh.errors import UnshardableError
 
@@ -38,7 +39,7 @@ class Plan(NamedTuple):
     """Where each operand has to be; None for a scalar."""
     out: tuple[Spec, ...]
     direct: bool
-    """True if no operand moves, and all have the same slots as the result."""
+    """True if no operand moves, all have the same slots as the result, and no memory is worth to be kept."""
     slots: tuple[tuple[int, ...] | None, ...] | None
     """For each operand its slot for each slot of the result, if none of them moves; None if one does."""
     scalar: bool
@@ -133,14 +134,18 @@ def _plan(
             return _plan(ufunc, [_completed(y) for y in inputs], options, outs)
         operands.append(x.spec if keeps else x.spec.complete().replace(axes=wanted))
     out = tuple(spec_of(grid, shape, dtype, axes, kept, "sum" if kept else "") for dtype in dtypes)
-    direct = len(out) == 1 and all(
-        spec is None
-        or (
-            spec is x.spec
-            and spec.used == out[0].used
-            and slots_for(out[0], spec) == tuple(range(len(spec.slots)))
+    direct = (
+        len(out) == 1
+        and out[0].largest < RECYCLED
+        and all(
+            spec is None
+            or (
+                spec is x.spec
+                and spec.used == out[0].used
+                and slots_for(out[0], spec) == tuple(range(len(spec.slots)))
+            )
+            for spec, x in zip(operands, inputs, strict=True)
         )
-        for spec, x in zip(operands, inputs, strict=True)
     )
     still = all(spec is None or spec is x.spec for spec, x in zip(operands, inputs, strict=True))
     slots = tuple(None if spec is None else slots_for(out[0], spec) for spec in operands) if still else None
@@ -209,7 +214,13 @@ def still(ufunc: np.ufunc, plan: Plan, inputs: Sequence[Any]) -> tuple[DTensor, 
         if shards is None:
             return None
         columns.append([shards[slot] for slot in slots])
-    made = [ufunc(*blocks) for blocks in zip(*columns, strict=True)]
+    rows = zip(*columns, strict=True)
+    first = plan.out[0]
+    if len(plan.out) == 1 and first.largest >= RECYCLED:
+        empty = first.grid.empty
+        outs = (empty(shape, first.dtype) for shape in first.local_shapes)
+        return (DTensor(first, tuple(ufunc(*row, out=out) for row, out in zip(rows, outs, strict=True))),)
+    made = [ufunc(*blocks) for blocks in rows]
     if len(plan.out) > 1:
         results = zip(*made, strict=True)
         return tuple(

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dmesh.arrays import ledger
+from dmesh.arrays.grid import RECYCLED
 from dmesh.arrays.transfer.mapping import Exchange, Piece
 from dmesh.collectives.counts import known_exchange
 from dmesh.collectives.group import Group
 from dmesh.collectives.request import Request
+from dmesh.collectives.shared_results import common_memory
 
 Array = NDArray[Any]
 Shards = tuple[Array, ...]
@@ -52,7 +55,7 @@ def run_exchange(
             targets[piece.target] = values
             continue
         if target is None:
-            target = targets[piece.target] = np.empty(shape, dtype)
+            target = targets[piece.target] = plan.grid.empty(shape, dtype)
         target[piece.put] = values
     for piece, values in arrived:
         target = targets[piece.target]
@@ -60,10 +63,10 @@ def run_exchange(
             if by_target[piece.target] == 1 and values.shape == plan.shapes[piece.target]:
                 targets[piece.target] = values
                 continue
-            target = targets[piece.target] = np.empty(plan.shapes[piece.target], dtype)
+            target = targets[piece.target] = plan.grid.empty(plan.shapes[piece.target], dtype)
         target[piece.put] = values
     return tuple(
-        np.empty(shape, dtype) if target is None else target
+        plan.grid.empty(shape, dtype) if target is None else target
         for target, shape in zip(targets, plan.shapes, strict=True)
     )
 
@@ -71,14 +74,15 @@ def run_exchange(
 def _communicate(plan: Exchange, shards: Sequence[Array], dtype: np.dtype[Any]) -> list[tuple[Piece, Array]]:
     """Send all pieces for other clients in one call; return those that have come."""
     group = plan.grid.group()
-    outgoing = np.empty(sum(plan.matrix[group.rank]), dtype)
+    outgoing = plan.grid.empty((sum(plan.matrix[group.rank]),), dtype)
     at = 0
     for pieces in plan.sends:
         for piece in pieces:
             size = math.prod(piece.shape)
             outgoing[at : at + size].reshape(piece.shape)[...] = shards[piece.source][piece.take]
             at += size
-    incoming = call(group, known_exchange(group.size, group.rank, outgoing, plan.matrix))
+    incoming = plan.grid.empty((sum(row[group.rank] for row in plan.matrix),), dtype)
+    incoming = call(group, known_exchange(group.size, group.rank, outgoing, plan.matrix, incoming))
     found, at = [], 0
     for pieces in plan.receives:
         for piece in pieces:
@@ -106,12 +110,25 @@ def reduce_among(group: Group, array: Array, op: Any, counts: Sequence[int] | No
     return call(group, request)
 
 
-def gather_rows(group: Group, rows: Array, counts: Sequence[int]) -> Array:
-    """Return the rows of all clients of a group, of which each has some."""
+def gather_rows(group: Group, shards: Sequence[Array], counts: Sequence[int]) -> Array:
+    """Return the rows of all clients of a group, of which each has some; in memory in common if possible."""
+    first = shards[0]
+    row, mine = math.prod(first.shape[1:]) * first.itemsize, sum(len(shard) for shard in shards)
+    total = sum(counts)
+    ledger.count("all_gather", (total - mine) * row)
+    if total * row >= RECYCLED and group.size > 1:
+        what = f"{total} rows of {first.dtype} {first.shape[1:]}"
+        memory = common_memory(group, what, total * row, call=partial(call, group), spare=True)
+        if memory is not None:
+            gathered = memory.view(first.dtype).reshape(total, *first.shape[1:])
+            begin = sum(counts[: group.rank])
+            np.concatenate(shards, out=gathered[begin : begin + mine])
+            call(group, group.requests.make("barrier"))
+            gathered.flags.writeable = False
+            return gathered
     lengths = None if len(set(counts)) == 1 else tuple(counts)
-    gathered = call(group, group.requests.make("all_gather", rows, axis=0, counts=lengths))
-    ledger.count("all_gather", gathered.nbytes - rows.nbytes)
-    return gathered
+    rows = first if len(shards) == 1 else np.concatenate(shards)
+    return call(group, group.requests.make("all_gather", rows, axis=0, counts=lengths))
 
 
 def gather_counts(group: Group, numbers: Array) -> Array:

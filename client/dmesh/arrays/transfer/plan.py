@@ -156,8 +156,7 @@ class Move:
         counts = _rows_of_clients(self.source, self.target)
         if counts is None:
             return run_exchange(self.exchange, shards, self.source.dtype)
-        own = shards[0] if len(shards) == 1 else np.concatenate(shards)
-        return (gather_rows(self.source.grid.group(), own, counts),)
+        return (gather_rows(self.source.grid.group(), shards, counts),)
 
 
 Step = Reduce | Move

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from dmesh_server.progress import meshes_of
+from dmesh.v1 import progress_pb2 as pb
+from dmesh_server.core.model import Task
+from dmesh_server.progress import MOST_LINKS, meshes_of
 from dmesh_server.runtime import Runtime
 from dmesh_server.web.api import meshes
 from dmesh_server.web.api.answers import ClusterName, Limit, encode, encoded, refusals
@@ -19,9 +22,15 @@ from dmesh_server.web.pacer import Pacer, Steps
 
 _MOST_TASKS = 256
 _MOST_MESHES = 64
+_MOST_LINKS = 256
+_MOST_NODES = 64
 _MOST_PLACED = 2 * meshes.MOST_PLACED
 """Most devices that an answer places one by one, over all its meshes: bounds the work that members can
 cause."""
+
+
+Machine = tuple[str, str]
+"""Host name and boot id."""
 
 
 class HostView(BaseModel):
@@ -32,6 +41,20 @@ class HostView(BaseModel):
     tasks: list[str] = Field(description=f"the members there, at most {_MOST_TASKS} of them")
     members: int = Field(description="number of members")
     devices: dict[str, int] = Field(description="number of devices by type")
+    numa_nodes: dict[str, int] = Field(
+        description="number of its members that may run on each NUMA node, as far as they told"
+    )
+
+
+class LinkView(BaseModel):
+    """Connections between two machines, as their kernels measured them."""
+
+    hosts: tuple[str, str] = Field(description="names of the machines, sorted")
+    round_trip_us: int = Field(description="shortest smoothed round trip, microseconds")
+    bytes_per_second: int = Field(
+        description="highest rate at which a member's data was last delivered; 0: nothing was sent"
+    )
+    members: int = Field(description="number of members that measured")
 
 
 class AxisView(BaseModel):
@@ -83,7 +106,13 @@ class Topology(BaseModel):
                     "hosts": [
                         {
                             "host": "node7", "boot_id": "", "members": 1, "devices": {"CPU": 8},
-                            "tasks": ["/job:worker/task:2"],
+                            "tasks": ["/job:worker/task:2"], "numa_nodes": {"0": 1},
+                        }
+                    ],
+                    "links": [
+                        {
+                            "hosts": ["node6", "node7"], "round_trip_us": 42,
+                            "bytes_per_second": 1_150_000_000, "members": 2,
                         }
                     ],
                     "next": None, "total": 1,
@@ -107,6 +136,9 @@ class Topology(BaseModel):
     hosts: list[HostView] = Field(description="machines with members that have not departed, sorted by name")
     next: int | None = Field(description="`after` of the next page of hosts; null: this is the last one")
     total: int = Field(description="hosts on all pages")
+    links: list[LinkView] = Field(
+        description=f"connections between machines, of those with most bytes per second at most {_MOST_LINKS}"
+    )
     meshes: list[MeshView] = Field(description=f"meshes that members announced, at most {_MOST_MESHES}")
     meshes_unknown: int = Field(
         description="members that have not departed and have announced no mesh; they may have some"
@@ -156,12 +188,22 @@ class _Announced:
     meshes: list[MeshView]
     members: int
     """Number of members that announced any."""
+    links: list[LinkView]
+    nodes: dict[Machine, Counter[int]]
+    """Number of members by NUMA node."""
 
 
 async def _announced(runtime: Runtime, pacer: Pacer, cluster: str) -> tuple[_Announced, float]:
     """Put the meshes together, and say for how long that is good."""
     steps, reported, members = Steps(pacer), 0, 0
     told = list[meshes.Announcement]()
+    jobs = runtime.views.summary(cluster).jobs
+    machines = {
+        task: (host.name, host.boot_id) for host in runtime.views.hosts(cluster) for task in host.tasks
+    }
+    ranks = [machines.get(Task(job.name, index)) for job in jobs for index in range(len(job.addresses))]
+    measured = dict[tuple[Machine, Machine], list[pb.Link]]()
+    nodes = dict[Machine, Counter[int]]()
     async for holder, said in all_said(runtime, cluster, steps):
         message = said.message()
         if message is None:
@@ -170,14 +212,34 @@ async def _announced(runtime: Runtime, pacer: Pacer, cluster: str) -> tuple[_Ann
         found = dict.fromkeys(meshes_of(message))
         told.extend(meshes.Announcement(said.task, holder.present, mesh) for mesh in found)
         members += holder.present and bool(found)
-    slots = {job.name: len(job.addresses) for job in runtime.views.summary(cluster).jobs}
+        here = machines.get(said.task)
+        if here is not None:
+            nodes.setdefault(here, Counter()).update(set(message.numa_nodes[:_MOST_NODES]))
+            for link in message.links[:MOST_LINKS]:
+                there = ranks[link.rank] if 0 <= link.rank < len(ranks) else None
+                if there is not None and there != here:
+                    measured.setdefault((min(here, there), max(here, there)), []).append(link)
+    slots = {job.name: len(job.addresses) for job in jobs}
     views, room = list[MeshView](), _MOST_PLACED
     for one in (await steps.through(meshes.gather(told)))[:_MOST_MESHES]:
         await steps.pause()
         shown = one.mesh.size <= room
         room -= one.mesh.size if shown else 0
         views.append(_view(one, _placement(one, slots) if shown else None))
-    return _Announced(reported, views, members), freshness(reported)
+    return _Announced(reported, views, members, _links(measured), nodes), freshness(reported)
+
+
+def _links(measured: Mapping[tuple[Machine, Machine], Sequence[pb.Link]]) -> list[LinkView]:
+    links = [
+        LinkView(
+            hosts=(one[0], other[0]),
+            round_trip_us=min(link.round_trip_us for link in found),
+            bytes_per_second=max(link.bytes_per_second for link in found),
+            members=len(found),
+        )
+        for (one, other), found in measured.items()
+    ]
+    return sorted(links, key=lambda link: (-link.bytes_per_second, link.hosts))[:_MOST_LINKS]
 
 
 async def _page(runtime: Runtime, announced: Shared[str, _Announced], asked: _Asked) -> tuple[bytes, float]:
@@ -194,11 +256,16 @@ async def _page(runtime: Runtime, announced: Shared[str, _Announced], asked: _As
                 tasks=[str(task) for task in host.tasks[:_MOST_TASKS]],
                 members=len(host.tasks),
                 devices=dict(host.devices),
+                numa_nodes={
+                    str(node): count
+                    for node, count in sorted(known.nodes.get((host.name, host.boot_id), Counter()).items())
+                },
             )
             for host in hosts[asked.after : end]
         ],
         next=end if end < len(hosts) else None,
         total=len(hosts),
+        links=known.links,
         meshes=known.meshes,
         meshes_unknown=max(0, sum(len(host.tasks) for host in hosts) - known.members),
     )

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from dmesh.collectives.backends.shm.setup import HEADER, Segment, SharedMemoryRegistry, Ticket
+from dmesh.collectives.backends.shm.setup import HEADER, Segment, SharedMemoryRegistry, Ticket, has_ended
 from dmesh.errors import SharedMemoryError
 
 _CHUNK = 64 << 20
@@ -94,6 +94,7 @@ class Pool:
         self._returned: deque[tuple[_Chunk, int, int]] = deque()
         self._lending = Lock()
         self._loans: list[_Loan] = []
+        self._borrowed: dict[Ticket, mmap.mmap] = {}  # the latest last; mapped anew, all pages would be fresh
 
     def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """Return an array with arbitrary contents; SharedMemoryError if there is no more memory."""
@@ -123,8 +124,7 @@ class Pool:
 
         A rank for which `gone` returns True leaves no mark. Raises SharedMemoryError.
         """
-        with self._lending:
-            self._loans = [loan for loan in self._loans if not loan.is_over()]
+        self._end_loans()
         header = _pages(len(ranks) * _LINE)
         memory, segment, begin = self.take(header + nbytes)
         memory[:header] = 0
@@ -146,10 +146,22 @@ class Pool:
             ValueError: It is not at that place.
         """
         (begin,) = _PLACE.unpack(place[Ticket.SIZE :])
-        memory = self._shared_memory.attach(Ticket.decode(place[: Ticket.SIZE]))
+        ticket = Ticket.decode(place[: Ticket.SIZE])
+        memory = self._shared_memory.attach(ticket)
+        self._keep_mapped(ticket, memory)
         if begin % _PAGE or begin + _pages(members * _LINE) + nbytes > len(memory):
             raise ValueError(f"there is no common memory of {nbytes} bytes at {begin} of {len(memory)}")
         return _use(memory, begin, nbytes, members, position)
+
+    def has_spare(self, nbytes: int) -> bool:
+        """Return whether there is memory for an array, and as much left as half of what may be shared."""
+        self._end_loans()
+        with self._lock:
+            mapped = sum(len(chunk.segment.memory) for chunk in self._chunks)
+            free = sum(end - begin for chunk in self._chunks for begin, end in chunk.free)
+            free += sum(end - begin for _, begin, end in self._returned)
+        limit = self._shared_memory.limit
+        return mapped - free + nbytes <= limit // 2
 
     def close(self) -> None:
         """Let no process attach any more; arrays stay usable."""
@@ -158,6 +170,23 @@ class Pool:
                 self._registered.drop(chunk.segment.ticket.nonce)
                 chunk.segment.close()
             self._chunks.clear()
+        with self._lending:
+            self._borrowed.clear()
+
+    def _end_loans(self) -> None:
+        with self._lending:
+            self._loans = [loan for loan in self._loans if not loan.is_over()]
+
+    def _keep_mapped(self, ticket: Ticket, memory: mmap.mmap) -> None:
+        """Keep the latest segments of other processes that run, no more bytes than this client may share."""
+        with self._lending:
+            self._borrowed.pop(ticket, None)
+            kept, left = {ticket: memory}, self._shared_memory.limit - len(memory)
+            for one, mapped in reversed(self._borrowed.items()):
+                if len(mapped) <= left and not has_ended(one.pid):
+                    kept[one] = mapped
+                    left -= len(mapped)
+            self._borrowed = dict(reversed(kept.items()))
 
     def _take(self, nbytes: int) -> tuple[_Chunk, int]:
         self._shared_memory.release_retired()

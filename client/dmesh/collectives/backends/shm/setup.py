@@ -251,7 +251,7 @@ class Region:
         the cluster, may go on with the call when it wakes.
         """
         for index in reversed(range(len(self.retired))):
-            if all(self._has_left(at) or _has_ended(pid) for at, pid in self.retired[index][0].items()):
+            if all(self._has_left(at) or has_ended(pid) for at, pid in self.retired[index][0].items()):
                 del self.retired[index]
 
 
@@ -354,7 +354,7 @@ class SharedMemoryRegistry:
                 self._segment.close()
 
 
-def _has_ended(process: int) -> bool:
+def has_ended(process: int) -> bool:
     """Return whether a process of this host has ended. If its id is in use again, it counts as running."""
     try:
         with open(f"/proc/{process}/stat", "rb") as file:

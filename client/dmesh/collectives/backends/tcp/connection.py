@@ -12,6 +12,7 @@ import secrets
 import selectors
 import socket
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -23,7 +24,7 @@ from dmesh.collectives.backends.tcp.event_loop import EventLoop
 from dmesh.collectives.backends.tcp.frames import CHUNK_LIMIT, HEADER, VERSION, Frame, Kind
 from dmesh.collectives.backends.tcp.message_queue import FrameReader, MessageQueue, ReadResult
 from dmesh.collectives.backends.tcp.routes import LocalAddress, Route, pack
-from dmesh.collectives.backends.tcp.sockets import is_silent
+from dmesh.collectives.backends.tcp.sockets import is_silent, measure
 from dmesh.collectives.backends.tcp.tls import Stream
 from dmesh.errors import CollectiveError
 from dmesh.security.secure_socket import SecureSocket
@@ -471,6 +472,7 @@ class Connector(ABC):
         self._lock = threading.Lock()
         self._expected: dict[int, int] = {}
         self._arrived: dict[int, Stream] = {}
+        self._made: dict[int, weakref.WeakSet[Stream]] = {}
         self._closed = False
 
     def expect(self, peer: int) -> int:
@@ -484,8 +486,10 @@ class Connector(ABC):
     def claim(self, number: int) -> Stream | None:
         """Return and forget the connection that has come under a number; None if none has."""
         with self._lock:
-            self._expected.pop(number, None)
-            return self._arrived.pop(number, None)
+            peer, sock = self._expected.pop(number, None), self._arrived.pop(number, None)
+            if peer is not None and sock is not None:
+                self._made.setdefault(peer, weakref.WeakSet()).add(sock)
+            return sock
 
     def is_expected(self, peer: int, number: int) -> bool:
         """Return whether a peer may come in under a number."""
@@ -514,7 +518,25 @@ class Connector(ABC):
 
         A `route` is tried first.
         """
-        self._call(lambda: self._dial(peer, number, on_dialed, route))
+
+        def dialed(sock: Stream | None, problem: str) -> None:
+            if sock is not None:
+                with self._lock:
+                    self._made.setdefault(peer, weakref.WeakSet()).add(sock)
+            on_dialed(sock, problem)
+
+        self._call(lambda: self._dial(peer, number, dialed, route))
+
+    def links(self) -> dict[int, tuple[int, int]]:
+        """Return round trip (microseconds) and rate (bytes per second) of the connections with each peer."""
+        with self._lock:
+            made = {peer: list(streams) for peer, streams in self._made.items()}
+        found = {}
+        for peer, streams in made.items():
+            measured = [one for one in map(measure, streams) if one is not None]
+            if measured:
+                found[peer] = min(trip for trip, _ in measured), sum(rate for _, rate in measured)
+        return found
 
     @abstractmethod
     def _dial(self, peer: int, number: int, on_dialed: OnDialed, route: Route | None) -> None:

@@ -23,6 +23,8 @@ _FLIGHT_BOUND = 256 * 1024  # bytes, which Linux doubles for its bookkeeping
 _FIRST = struct.Struct("=BBBB20xI28xI")
 # And, in kernels from 4.6 on: min_rtt.
 _SHORTEST = struct.Struct("=148xI")
+# The smoothed round trip, and in kernels from 4.9 on, the rate of delivery.
+_MEASURED = struct.Struct("=68xI88xQ")
 
 
 def tune(sock: Stream, silence: float) -> None:
@@ -56,15 +58,24 @@ def bound_flight(sock: Stream) -> bool:
     has measured the round trip.
     """
     info = _tcp_info(sock)
-    if len(info) < _SHORTEST.size or not 0 < _SHORTEST.unpack(info)[0] <= _NEAR:
+    if len(info) < _SHORTEST.size or not 0 < _SHORTEST.unpack_from(info)[0] <= _NEAR:
         return False
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _FLIGHT_BOUND)
     return True
 
 
+def measure(sock: Stream) -> tuple[int, int] | None:
+    """Return the round trip in microseconds and the rate of delivery in bytes per second; None if unknown.
+
+    The rate is 0 until data was sent; the kernel leaves out what was slow for lack of data.
+    """
+    info = _tcp_info(sock)
+    return _MEASURED.unpack(info) if len(info) == _MEASURED.size else None
+
+
 def _tcp_info(sock: Stream) -> bytes:
     """Return the kernel's counters; none if it has none: not Linux, or the socket is closed."""
     try:
-        return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SHORTEST.size)
+        return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MEASURED.size)
     except (OSError, AttributeError):
         return b""

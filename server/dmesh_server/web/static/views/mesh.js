@@ -3,7 +3,7 @@
 import { SlotMap } from "../canvas.js";
 import { card, nothing } from "../card.js";
 import { el, name, reconcile, say, visible } from "../dom.js";
-import { counted } from "../format.js";
+import { bytes, counted, precisely } from "../format.js";
 import { beside, describePlace, drawGrid, layOut, locate, neighbours } from "../grid.js";
 import { taskAt } from "../model.js";
 import { goToMember } from "../router.js";
@@ -18,6 +18,7 @@ export const title = "Mesh";
 export const needs = ["tasks", "topology"];
 
 const MOST_HOSTS = 48;
+const MOST_LINKS = 64;
 
 /** @param {Model} model */
 export function create(model) {
@@ -25,7 +26,9 @@ export function create(model) {
   const unknown = el("p", { class: "quiet" });
   const hosts = el("div", { class: "hosts" });
   const moreHosts = el("p", { class: "quiet" });
-  const node = el("div", { class: "view" }, meshes, unknown, card("Hosts", hosts, moreHosts));
+  const links = el("ul", { class: "links" });
+  const linked = card("Links between hosts", links);
+  const node = el("div", { class: "view" }, meshes, unknown, card("Hosts", hosts, moreHosts), linked);
 
   function update() {
     const { tasks: slots, topology } = model.read;
@@ -35,6 +38,8 @@ export function create(model) {
     unknown.hidden = !(topology.meshes_unknown && topology.meshes.length);
     say(unknown, topology.meshes_unknown && topology.meshes.length ? `${counted(topology.meshes_unknown, "member")} announced no mesh; they may have some.` : "");
     showHosts(slots);
+    linked.hidden = !topology.links.length;
+    reconcile(links, topology.links.slice(0, MOST_LINKS), (link) => link.hosts.join("|"), makeLink);
   }
 
   /** @param {any} slots */
@@ -119,6 +124,20 @@ function describeCell(model, grid, number) {
   return `${place}${counted(cell.count, "device")}${worst}`;
 }
 
+/** @param {any} first */
+function makeLink(first) {
+  const hosts = el("span", {}, name(first.hosts[0]), " ↔ ", name(first.hosts[1]));
+  const said = el("span", { class: "quiet" });
+  return {
+    node: el("li", {}, hosts, " ", said),
+    /** @param {any} link */
+    update(link) {
+      const rate = link.bytes_per_second ? `${bytes(link.bytes_per_second)}/s` : "nothing sent yet";
+      say(said, `${rate}, round trip ${precisely(link.round_trip_us / 1e6)}`);
+    },
+  };
+}
+
 /** @param {Model} model @param {{host: string, places: number[], worst: number}} first */
 function makeHost(model, first) {
   const map = new SlotMap(
@@ -139,7 +158,9 @@ function makeHost(model, first) {
       worst.className = `sign tone-${look.tone}`;
       say(worst, look.sign);
       const devices = Object.entries(slots.devices).map(([type, counts]) => [type, one.places.reduce((sum, place) => sum + /** @type {number[]} */ (counts)[place], 0)]);
-      say(what, `${counted(one.places.length, "member")}, ${devices.map(([type, count]) => `${count} ${type}`).join(", ") || "no devices"}`);
+      const nodes = Object.entries(model.read.topology.hosts.find((/** @type {any} */ host) => host.host === one.host)?.numa_nodes ?? {});
+      const numa = nodes.length > 1 ? `; ${nodes.map(([node, count]) => `${count} on NUMA node ${node}`).join(", ")}` : "";
+      say(what, `${counted(one.places.length, "member")}, ${devices.map(([type, count]) => `${count} ${type}`).join(", ") || "no devices"}${numa}`);
       const width = map.node.clientWidth || 180;
       const size = Math.max(6, Math.min(24, Math.floor(Math.sqrt((width * 60) / one.places.length))));
       const columns = Math.max(1, Math.floor(width / size));
