@@ -16,10 +16,13 @@ SANITIZE ?= address,undefined
 SANITIZED := build/sanitize
 WHEELS = build/wheels-$(notdir $(PYTHON))
 PROTOC := build/protos/.ready
+# What packages are built with is pinned, too: pip up to 26.1 reads the first variable for it, pip from 25.3 on the second.
+PINS := PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_BUILD_CONSTRAINT=$(CURDIR)/constraints.txt
+INSTALL := $(PINS) $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: help demo docs hello test slow array-api faults mpi engines sources gpu-test browser lint format bench bench-coordination bench-peers bench-steps \
 	bench-input load load-10k soak \
-	mpi4py-tests native native-current native-sanitize protos cluster docker-test manifests package wheels oldest beside audit clean
+	mpi4py-tests native native-current native-sanitize protos cluster docker-test manifests package wheels oldest beside pythons audit clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -29,7 +32,7 @@ $(READY): pyproject.toml constraints.txt
 		{ echo "dmesh needs Python 3.11 or newer; found $$($(PYTHON) --version 2>&1). Try: make PYTHON=/path/to/python3.11"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@$(INSTALL) --editable '.[dev]'
 	@touch $@
 
 native-current: $(READY)
@@ -54,18 +57,18 @@ faults: native-current ## Kill, freeze, partition and starve real processes (roo
 	$(BIN)/python -m tests.faults.runs --runs $(RUNS) $(or $(ARGS),tests/faults tests/load)
 
 mpi: native-current ## Test the mpi backend under mpirun; installs Open MPI where it is missing (root, Debian).
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,mpi]'
+	@$(INSTALL) --editable '.[dev,mpi]'
 	@{ command -v mpirun && $(BIN)/python -c 'from mpi4py import MPI'; } >/dev/null 2>&1 || \
 		{ test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y openmpi-bin libopenmpi-dev; } || \
 		{ echo "make mpi needs mpirun, and an MPI library that mpi4py finds: Debian's openmpi-bin and libopenmpi-dev"; exit 1; }
 	$(BIN)/python -m pytest -m mpi $(or $(ARGS),tests/mpi tests/e2e/test_launchers.py)
 
 engines: native-current ## Test dmesh.launch on Dask and Ray, dmesh run over sshd and in Slurm, notebooks; installs what they need.
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,dask,notebook,ray]'
+	@$(INSTALL) --editable '.[dev,dask,notebook,ray]'
 	$(BIN)/python -m pytest -m engines $(or $(ARGS),tests/engines tests/repo/test_documented_code.py)
 
 sources: native-current ## Test datasets of PyTorch, Hugging Face, Parquet and WebDataset; installs these libraries.
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,sources]'
+	@$(INSTALL) --editable '.[dev,sources]'
 	$(BIN)/python -m pytest -m sources $(or $(ARGS),tests/data)
 
 bench-input: native-current ## Compare input with NumPy's own gather, tf.data and torch's DataLoader; makes their environments.
@@ -78,7 +81,7 @@ gpu-test: native-current ## Test GPU arrays on this machine's GPUs; skipped, wit
 	$(BIN)/python -m pytest -rs $(or $(ARGS),tests/collectives/gpu/test_on_gpu.py tests/collectives/gpu/test_against_cupy.py)
 
 manifests: $(READY) ## Test the Helm chart with Helm, Kubernetes' schemas and Grafana's, which it downloads.
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,manifests]'
+	@$(INSTALL) --editable '.[dev,manifests]'
 	@$(BIN)/python -m tests.docker.helm || command -v helm
 	$(BIN)/python -m pytest -m manifests tests/docker $(ARGS)
 
@@ -122,13 +125,18 @@ oldest: native-current ## Test with the oldest allowed version of each dependenc
 beside: native-current ## Test beside TensorFlow, JAX, PyTorch, Ray and Dask in one environment, which it downloads.
 	$(BIN)/python -m tests.packaging.environments beside
 
+pythons: native-current ## Test on other Pythons: this machine's and pyenv's, or else Debian's (root, Debian); ARGS=tests: all default tests.
+	@command -v debootstrap >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
+		{ apt-get update -qq && apt-get install -y --no-install-recommends debootstrap; }
+	$(BIN)/python -m tests.packaging.pythons $(ARGS)
+
 audit: ## Look for known faults in what dmesh depends on; skipped, with a message, where nobody can be asked.
 	@build/package/bin/python -c 'import sys, urllib.request as u; u.urlopen("https://pypi.org/pypi/numpy/1.26.4/json", timeout=10)' \
 		2>/dev/null || { echo "SKIPPED: pip-audit, for https://pypi.org does not answer questions of it"; exit 0; }; \
 	build/package/bin/pip-audit --path "$$(build/package-env/bin/python -c 'import sysconfig as s; print(s.get_path("purelib"))')" \
 		--skip-editable
 browser: native-current ## Look at the dashboard with chromium; installs it where it is missing (root, Debian).
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,browser]'
+	@$(INSTALL) --editable '.[dev,browser]'
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || \
 		{ test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y chromium; } || \
 		{ echo "make browser needs chromium: Debian's package of that name"; exit 1; }
@@ -156,7 +164,7 @@ bench-steps: native-current ## Compare a strategy's steps with its collectives a
 bench: load bench-coordination ## Run the benchmarks.
 
 docs: native-current ## Build the documentation site into build/site; every warning is an error.
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs]'
+	@$(INSTALL) --editable '.[dev,docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --clean
 
 lint: $(READY) ## Style, types, walls between rooms, import cycles, protocol.

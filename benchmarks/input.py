@@ -167,7 +167,9 @@ def python_of(system: str) -> str | None:
     if not python.exists():
         print(f"installing {package} into {python.parent.parent} ...", flush=True)
         subprocess.run([sys.executable, "-m", "venv", python.parent.parent], check=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", "numpy", package], check=False)
+        pins = Path(__file__).resolve().parent.parent / "constraints.txt"
+        install = [python, "-m", "pip", "install", "--quiet", "-c", pins, "numpy", package]
+        subprocess.run(install, check=False)
     module = folder
     found = subprocess.run([python, "-c", f"import {module}"], capture_output=True, check=False)
     if found.returncode:

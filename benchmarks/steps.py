@@ -261,7 +261,17 @@ def prepare(python: Path) -> None:
         folder = python.parent.parent
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
         index = "https://download.pytorch.org/whl/cpu"
-        install = [str(python), "-m", "pip", "install", "--quiet", "numpy", "torch"]
+        install = [
+            str(python),
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "-c",
+            str(ROOT / "constraints.txt"),
+            "torch",
+            "numpy",
+        ]
         if subprocess.run([*install, "--index-url", index], check=False).returncode:
             subprocess.run(install, check=True)
 

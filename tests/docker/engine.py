@@ -224,6 +224,8 @@ def wheelhouse(folder: Path) -> None:
     python = sys.executable if sys.version_info[:2] == (3, 11) else "python3.11"
     command: Sequence[str] = [
         "nice", "-n", "19", python, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check",
-        "--constraint", str(ROOT / "constraints.txt"), "--wheel-dir", str(folder), f"{ROOT}[server]",
+        "--wheel-dir", str(folder), f"{ROOT}[server]",
     ]  # fmt: skip
-    subprocess.run(command, check=True, timeout=_PATIENCE, stderr=subprocess.DEVNULL)
+    pins = str(ROOT / "constraints.txt")  # also of what builds the wheel, for pips of all ages
+    environ = {**os.environ, "PIP_CONSTRAINT": pins, "PIP_BUILD_CONSTRAINT": pins}
+    subprocess.run(command, env=environ, check=True, timeout=_PATIENCE, stderr=subprocess.DEVNULL)

@@ -19,9 +19,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+CONSTRAINTS = ROOT / "constraints.txt"
+AS_OF = "2026-11-26T00:00:00Z"
+"""Time of the package index that versions are chosen from. What constraints.txt names must be older."""
 TOOLS = Path(sys.executable).parent
 EXTRAS = ("checkpoint", "cli", "google", "kubernetes", "launch", "otel", "security", "server")
 """Extras that the default tests use."""
@@ -68,6 +72,18 @@ class IndexUnreachableError(Exception):
     """The package index does not answer."""
 
 
+@dataclass(frozen=True)
+class Interpreter:
+    """Python that an environment is made with."""
+
+    path: Path = Path(sys.executable)
+    within: tuple[str, ...] = ()
+    """Command that runs another command in the interpreter's root file system; empty if that is this one."""
+
+
+HERE = Interpreter()
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make the environment that the command line names, test it, and return the exit code."""
     parser = argparse.ArgumentParser(description="Tests dmesh in environments of its users.")
@@ -78,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.environment == "oldest":
             make(place, oldest())
-            return test(place, options.tests or [*PART])
+            return run_tests(place, options.tests or [*PART])
         make(place, [_torch(), "tensorflow-cpu", "jax", "ray", "dask", "distributed"])
         return run_beside(place)
     except IndexUnreachableError as error:
@@ -93,7 +109,7 @@ def oldest() -> list[str]:
     chosen = choose(
         ROOT / "pyproject.toml", *extras, "--resolution=lowest-direct", f"--python-version={version}"
     )
-    pinned = re.findall(r"^[\w.-]+==\S+", (ROOT / "constraints.txt").read_text(), re.M)
+    pinned = re.findall(r"^[\w.-]+==\S+", CONSTRAINTS.read_text(), re.M)
     return [*chosen.split(), *(pin for pin in pinned if pin.partition("==")[0] in TEST_PACKAGES)]
 
 
@@ -103,31 +119,44 @@ def choose(*arguments: object) -> str:
     Raises:
         IndexUnreachableError: The package index does not answer.
     """
-    return _uv("pip", "compile", "--only-binary=:all:", "--no-annotate", "--no-header", *arguments)
+    fixed = ("--only-binary=:all:", "--no-annotate", "--no-header", f"--exclude-newer={AS_OF}")
+    return _uv("pip", "compile", *fixed, *arguments)
 
 
-def make(place: Path, packages: Sequence[str]) -> None:
+def make(place: Path, packages: Sequence[str], python: Interpreter = HERE, extras: str = "") -> None:
     """Make an environment with packages and a wheel of this checkout.
+
+    Args:
+        place: Its directory.
+        packages: What is installed besides the wheel, and other arguments of `uv pip install`.
+        python: Its interpreter, which also builds the wheel.
+        extras: Extras of the wheel, in brackets.
 
     Raises:
         IndexUnreachableError: The package index does not answer.
     """
-    with tempfile.TemporaryDirectory(prefix="dmesh-environment-") as scratch:
-        subprocess.run(
-            [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", scratch, ROOT],
-            check=True, stdout=subprocess.DEVNULL,
-        )  # fmt: skip
+    shutil.rmtree(place, ignore_errors=True)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="wheel-", dir=place.parent) as scratch:
+        build = ("build", "--quiet", "--wheel", "--python", python.path, "--build-constraints", CONSTRAINTS)
+        _uv(*build, "--out-dir", scratch, ROOT, within=python.within)
         [wheel] = Path(scratch).glob("*.whl")
-        shutil.rmtree(place, ignore_errors=True)
-        _uv("venv", "--quiet", "--python", sys.executable, place)
-        _uv("pip", "install", "--quiet", "--only-binary=:all:", "--python", place, *packages, wheel)
+        _uv("venv", "--quiet", "--python", python.path, place, within=python.within)
+        install = ("pip", "install", "--quiet", "--only-binary=:all:", f"--exclude-newer={AS_OF}")
+        _uv(*install, "--python", place, *packages, f"{wheel}{extras}", within=python.within)
 
 
-def test(place: Path, arguments: Sequence[str]) -> int:
+def run_tests(place: Path, arguments: Sequence[str], python: Interpreter = HERE) -> int:
     """Run tests in an environment; return pytest's exit code."""
+    print(_uv("pip", "list", "--python", place, "--format=freeze", within=python.within).replace("\n", " "))
     command = [place / "bin" / "python", "-m", "pytest", "-q", "-n", "4", "--dist", "loadfile", *arguments]
-    print(_uv("pip", "list", "--python", place, "--format=freeze").replace("\n", " "))
-    return subprocess.run([str(part) for part in command], cwd=ROOT, env=_environment()).returncode
+    everything = [*python.within, *map(str, command)]
+    return subprocess.run(everything, cwd=ROOT, env=_environment()).returncode
+
+
+def cache_of_uv() -> Path:
+    """Return the directory of uv's cache."""
+    return Path(_uv("cache", "dir").strip())
 
 
 def run_beside(place: Path) -> int:
@@ -156,16 +185,17 @@ def _torch() -> str:
 
 def _environment() -> dict[str, str]:
     dropped = ("PYTHON", "DMESH_", "DTENSOR_", "VIRTUAL_ENV")
-    return {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+    kept = ("DMESH_BUILD_NATIVE",)
+    return {name: value for name, value in os.environ.items() if name in kept or not name.startswith(dropped)}
 
 
-def _uv(*arguments: object) -> str:
-    command = [str(TOOLS / "uv"), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, env=_environment())
+def _uv(*arguments: object, within: Sequence[str] = ()) -> str:
+    command = [*within, str(TOOLS / "uv"), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env=_environment(), cwd=ROOT)
     if done.returncode:
         if any(sign in done.stderr for sign in _UNREACHABLE):
             raise IndexUnreachableError(done.stderr.strip().splitlines()[-1])
-        raise RuntimeError(f"uv {' '.join(command[1:3])} failed:\n{done.stderr}")
+        raise RuntimeError(f"uv {' '.join(map(str, arguments[:2]))} failed:\n{done.stderr}")
     return done.stdout
 
 
