@@ -70,6 +70,7 @@ class RawClient:
             self.caller.credential = hashlib.sha256(b"%d" % self.caller.incarnation).digest()
         self.jobs = [common_pb2.Job(name="worker", addresses=[f"host{i}:1" for i in range(size)])]
         self._ids = itertools.count()
+        self.kept: list[object] = []  # calls end when they are dropped, with gRPC up to 1.84 at least
 
     def request_id(self) -> str:
         return f"r{next(self._ids)}"
@@ -94,6 +95,7 @@ class RawClient:
     async def attach(self) -> Stream:
         """Opens a session and waits until it is attached."""
         stream = Stream(self)
+        self.kept.append(stream)
         await stream.send(attach=coordination_pb2.Attach(caller=self.caller))
         assert (await stream.read()).WhichOneof("kind") == "attached"
         return stream

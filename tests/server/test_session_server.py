@@ -80,6 +80,7 @@ class Kept:
 
     def __init__(self, client: RawClient) -> None:
         self.call = client.coordination.KeepSession(pb.KeepSessionRequest(caller=client.caller))
+        client.kept.append(self)
 
     async def offer(self) -> pb.KeepSessionResponse:
         async with asyncio.timeout(PATIENCE):

@@ -249,6 +249,7 @@ _CAUSES: tuple[tuple[str, str], ...] = (
     ("Domain name not found", "its name is not known"),
     ("errors resolving", "its name could not be resolved"),
     ("DNS resolution failed", "its name could not be resolved"),
+    ("Failed parsing HTTP/2", "something listens there that does not speak gRPC, perhaps an HTTP port"),
     ("SETTINGS frame as the first", "something listens there that does not speak gRPC, perhaps an HTTP port"),
     ("before receiving SETTINGS", "the connection was accepted but nothing was answered"),
     ("No route to host", "there is no route to its host"),
