@@ -41,6 +41,12 @@ def test_values_come_back(tmp_path):
     assert other.save(tmp_path / "ckpt").endswith("ckpt-2.npz"), "numbers go on after those restored"
 
 
+def test_a_directory_that_cannot_be_read_does_not_pass_for_one_without_checkpoints(tmp_path):
+    assert latest_checkpoint(tmp_path / "none") is None
+    with pytest.raises(OSError, match="name too long"):
+        latest_checkpoint(tmp_path / ("x" * 300))
+
+
 def test_a_manager_keeps_the_latest(tmp_path):
     begun = []
     count = dmesh.Variable(0)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import stat
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dmesh._files import status
 from dmesh.cli.output import add_json, print_failure
 from dmesh.errors import ConfigurationError, DMeshError
 
@@ -161,11 +163,11 @@ def _out(given: str | None) -> Path:
 def _check_place(out: Path) -> None:
     """Finds out before anything is measured whether there can be such a file."""
     try:
-        taken = out.is_dir()
+        found = status(out)
         place = next(place for place in out.absolute().parents if place.exists())
     except OSError as error:  # a name that is too long, a directory that this user may not look into
         raise ConfigurationError(f"the tuning file {out} cannot be written: {error.strerror}") from error
-    if taken:
+    if found is not None and stat.S_ISDIR(found.st_mode):
         raise ConfigurationError(f"the tuning file {out} is a directory; name a file in it with --out")
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         raise ConfigurationError(

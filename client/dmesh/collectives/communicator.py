@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dmesh._locks import Lock, RLock
 from dmesh._log import logger
 from dmesh.collectives.api import resolve
 from dmesh.collectives.backends.mpi_world import MpiWorld
@@ -101,13 +101,13 @@ class Communicator:
         self.neighbours = sum(rank == self.rank or host == mine for rank, host in hosts.items())
         self.events = EventRing(self.clock)
         self.barriers: Barriers = Barriers()
-        self.lock = threading.RLock()  # never held while a group is called
+        self.lock = RLock()  # never held while a group is called
         """Guards the groups, and what is known of the other clients."""
         self._lost: dict[int, str] = {}  # how the loss of a client was detected
         self._hearsay: set[int] = set()  # losses that only others have reported
         self._left: dict[int, str] = {}  # clients that have said goodbye, and their reasons
         self._acknowledged: set[int] = set()  # clients without which survivors went on
-        self._changing = threading.Lock()  # held while a generation begins, or the group of a mesh is made
+        self._changing = Lock()  # held while a generation begins, or the group of a mesh is made
         self.groups: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
         self._mesh_groups: dict[tuple[str, str, tuple[int, ...]], Group] = {}
         self._made: dict[tuple[tuple[int, ...], str], int] = {}

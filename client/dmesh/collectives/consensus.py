@@ -15,13 +15,13 @@ Keys of a group, all of which begin with `dmesh/consensus/GROUP/GENERATION/`:
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import reduce
 from operator import and_
 from typing import Any, Protocol
 
+from dmesh._locks import Lock
 from dmesh.collectives.control_messages import clean
 from dmesh.collectives.failure import Cause
 from dmesh.collectives.services import NAMED, Members, Services, ranks_text
@@ -169,7 +169,7 @@ class Consensus:
         self._prefix = f"{PREFIX}{self._members.group:016x}/{generation.number}/"
         self.count = 0
         """Number of decisions."""
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def reach(self, call: str, flag: tuple[str, int], timeout: float) -> Decision:
         """Arrive, wait until all other members have arrived or are gone, and return the decision.

@@ -17,6 +17,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
+from dmesh._locks import Lock
 from dmesh._log import logger
 from dmesh.collectives.backends.base import Stream
 from dmesh.collectives.request import Descriptor, as_called, text_of
@@ -130,7 +131,7 @@ class EventRing:
         self._ended_at = 0.0
         self._taps: weakref.WeakKeyDictionary[Stream, _Tap] = weakref.WeakKeyDictionary()
         self._sources: tuple[Callable[[int], Sequence[CallRecord]], ...] = ()
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._readers: tuple[EventReader, ...] = ()
         self._scope: Callable[[], object] | None = None
         self._jobs: SimpleQueue[Callable[[], object] | None] = SimpleQueue()  # of the readers' thread
@@ -326,13 +327,13 @@ class _Tap:
         self._opened = False
         self._count = 0
         self._seen = 0
-        self._fetching = threading.Lock()
+        self._fetching = Lock()
         self._scope: Callable[[], object] | None = None
         self._latest: object = None
         self._before: object = None
         self._changes: deque[tuple[int, object]] = deque(maxlen=_MAX_SCOPE_CHANGES)
         # A full deque drops its first change when another comes: not while that is read.
-        self._changing = threading.Lock()
+        self._changing = Lock()
 
     @property
     def endpoint(self) -> Any:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
+from dmesh._locks import Lock, RLock
 from dmesh._log import logger
 from dmesh.collectives.backends.base import Backend
 from dmesh.collectives.control_messages import Abort
@@ -43,7 +43,7 @@ class Failing(ABC):
     def __init__(self, members: Members, number: int, failure: Failure | None) -> None:
         self.members = members
         self.number = number
-        self.lock = threading.Lock()
+        self.lock = Lock()
         self.failure = failure
         self.reported = False
         """True if this rank's program knows of the failure."""
@@ -51,7 +51,7 @@ class Failing(ABC):
         """Members that have said goodbye, and how."""
         self.backends: list[Backend] = []
         """Backends of the group, the preferred one first."""
-        self._failing = threading.RLock()  # held while the group is failed and the other members are notified
+        self._failing = RLock()  # held while the group is failed and the other members are notified
         self._is_failing = False
         self._members_know = failure is not None
 

@@ -22,6 +22,7 @@ from functools import cached_property, partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from dmesh._locks import Lock
 from dmesh.coordination import waiting
 from dmesh.native import Endpoint
 
@@ -70,7 +71,7 @@ class Worker:
         self._name = name
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._thread: list[int] = []  # its ident, once it runs
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._started = self._stopped = False
         self._last: weakref.ref[Future[Any]] | None = None
 
@@ -172,7 +173,7 @@ class Joined(Future[Any]):
     def __init__(self, main: Future[Any], other: Future[Any]) -> None:
         super().__init__()
         self._both = main, other
-        self._lock = threading.Lock()
+        self._lock = Lock()
         for one in self._both:
             one.add_done_callback(self._one_is_done)
 
@@ -224,7 +225,7 @@ class Transfer(Future[Any]):
         self.endpoint: Endpoint | None = endpoint
         """The endpoint; None once the transfer is complete, or with the stream's thread."""
         self._hand_over: HandOver | None = hand_over
-        self._driving = threading.Lock()
+        self._driving = Lock()
         self._outcome: tuple[Callable[[Future[Any], Any], None], Any] | None = None
 
     def cancel(self) -> bool:
@@ -322,7 +323,7 @@ class _Pending:
     def __init__(self) -> None:
         self.transfers: set[Transfer] = set()
         self.runs = False
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def start(self) -> None:
         """Start the thread, unless it runs."""

@@ -13,11 +13,11 @@ waits for the sender's description of the array.
 from __future__ import annotations
 
 import math
-import threading
 import time
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
+from dmesh._locks import Lock
 from dmesh.collectives.backends.base import Search
 from dmesh.collectives.backends.loopback import LoopbackBackend
 from dmesh.collectives.backends.tcp.messages import MessageBackend
@@ -46,7 +46,7 @@ class Matcher:
         self.members = members
         self.messages = messages
         self.loopback = loopback
-        self.lock = threading.Lock()
+        self.lock = Lock()
         self.posted: list[Matching] = []
         """Receives that have no number yet, in the order in which they were made."""
         self.bell = members.services.transport.message_queue.arrivals

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 
+from dmesh._locks import Lock
 from dmesh.collectives.wait import Wait
 from dmesh.collectives.work import Work
 from dmesh.coordination.waiting import Bell
@@ -45,7 +45,7 @@ class Receiver:
 
     def __init__(self, bell: Bell) -> None:
         self._bell = bell
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._added: list[Work] = []
         self._runs = False
 

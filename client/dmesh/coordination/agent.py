@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 import secrets
-import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
 
 from dmesh import _log
+from dmesh._locks import Lock
 from dmesh.coordination import joining
 from dmesh.coordination.activity import TRACKER, ActivityTracker
 from dmesh.coordination.barrier_methods import STATUS_TIMEOUT, BarrierMethods
@@ -136,7 +136,7 @@ class Agent(KeyValueMethods, BarrierMethods):
         )
         self._owned_keys = owned
         self._caller = caller
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._watches: set[Watch] = set()
         self._leases: weakref.WeakSet[Lease] = weakref.WeakSet()
         self._preemption: PreemptionSync | None = None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from dmesh._locks import Lock
 from dmesh.errors import NotInitializedError
 from dmesh.runtime import context
 
@@ -32,7 +32,7 @@ class AgentSource:
         """The session; None until its first use."""
         self._start = start
         self._stop: Callable[[], None] | None = None
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def open(self) -> Agent:
         """Return the session, opened if it is not yet."""

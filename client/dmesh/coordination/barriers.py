@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from dmesh._locks import Lock
 from dmesh.coordination import faults
 from dmesh.coordination.faults import Fault
 from dmesh.coordination.members import Participant, Task
@@ -174,7 +175,7 @@ class Barriers:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._finished: dict[str, int] = {}
         self._waiting: dict[str, Arrival] = {}
         self._past: deque[Arrival] = deque(maxlen=MAX_PAST)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from typing import TypeAlias
 
+from dmesh._locks import Lock
 from dmesh.coordination.retry import DEFAULT_PATIENCE, Patience
 
 ChannelOptions: TypeAlias = list[tuple[str, int]]
@@ -58,7 +58,7 @@ class Contact:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._heard_at = clock()
         self._ever = False
         self._failing_since: float | None = None

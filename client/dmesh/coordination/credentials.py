@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import ssl
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import grpc
 
+from dmesh._locks import Lock
 from dmesh._log import logger
 from dmesh.coordination.channel import ChannelOptions
 from dmesh.errors import ConfigurationError
@@ -120,7 +120,7 @@ class Credentials:
         self._source = source
         self.tls = tls
         """Encryption of the channel; None for none."""
-        self._lock = threading.Lock()
+        self._lock = Lock()
         path = source.path if source is not None else None
         self._files = WatchedFiles([path]) if path is not None else None
         self._metadata = _metadata(source)
@@ -188,7 +188,7 @@ class _AuthorizedChannel(grpc.Channel):
         self._files = WatchedFiles(tls.paths) if tls is not None else None
         if tls is not None and tls.server_name is not None:
             self._options.append(("grpc.ssl_target_name_override", tls.server_name))
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._channels = [self._open()]
         self._closed = False
 

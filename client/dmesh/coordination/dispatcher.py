@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import queue
-import threading
 from collections.abc import Callable, Iterable
 
+from dmesh._locks import Lock
 from dmesh._log import logger
 from dmesh.coordination.members import Member, Task
 from dmesh.coordination.waiting import Worker
@@ -32,7 +32,7 @@ class EventDispatcher:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._departed: dict[tuple[str, int, int], Member] = {}
         self._gone: dict[Task, int] = {}
         self._replaced: set[Task] = set()

@@ -11,13 +11,13 @@ import contextlib
 import os
 import select
 import socket
-import threading
 import time
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
+from dmesh._locks import Lock
 from dmesh._log import logger
 from dmesh.coordination import faults
 from dmesh.coordination.carrier import Carrier, Heartbeats, NoCarrier, Receive
@@ -70,7 +70,7 @@ class FramedConnection(Carrier):
         self._link = link
         self._caller = caller
         self._owner = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._call: Any = None
         self._socket: socket.socket | SecureSocket | None = None
         try:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 
+from dmesh._locks import Lock
 from dmesh.coordination.activity import ActivityTracker
 from dmesh.coordination.members import Liveness, Member, Task
 
@@ -28,7 +28,7 @@ class LivenessBoard:
         self._own = own
         self._tracker = tracker
         self._announce = announce
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._reported: dict[tuple[Task, int], _Known] = {}
 
     def update(self, members: Iterable[Member]) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 
+from dmesh._locks import Lock
 from dmesh.config import host
 from dmesh.coordination.waiting import Worker
 from dmesh.v1 import coordination_pb2 as pb
@@ -20,7 +20,7 @@ class NeighborWatch:
     """Answers what the coordinator asks about processes of this host."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._watching = 0
 
     def ask(self, query: pb.ProcessQuery, answer: Callable[[pb.SessionRequest], object]) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import heapq
 import queue
-import threading
 from collections.abc import Callable
 
 from google.protobuf.message import Message
 
+from dmesh._locks import Lock
 from dmesh.coordination.tracing import Carried
 from dmesh.coordination.waiting import take
 from dmesh.errors import LimitExceededError
@@ -79,7 +79,7 @@ class PendingCalls:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._last_id = 0
         self._free = list(range(1, REPLY_SLOTS + 1))
         """The free reply slots, a heap: the lowest is used first, so that the server keeps few answers."""

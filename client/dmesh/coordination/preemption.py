@@ -23,10 +23,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from dmesh._locks import Lock
 from dmesh._log import logger
 from dmesh.coordination.activity import ActivityTracker
 from dmesh.coordination.calls import Announcer
@@ -109,7 +109,7 @@ class PreemptionSync:
         self._tracker = tracker
         self._announce = announce
         self._announce_interval = announce_interval
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._bell = Bell()
         self._worker: Worker | None = None
         self._closed = False

@@ -6,11 +6,11 @@ noted for its sake. Nothing is decided by a report, so one that is late, cut sho
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from dmesh._locks import Lock
 from dmesh._log import logger
 from dmesh.config.host import own_nodes
 from dmesh.coordination.activity import ActivityTracker
@@ -51,7 +51,7 @@ class Reports:
         self._barriers = barriers
         self._clock = clock
         self._meshes: dict[bytes, pb.AnnouncedMesh] = {}
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._sources: tuple[ReportSource, ...] = ()
         self._next = 0.0
         self._nodes = sorted(own_nodes())[:_MOST_NODES]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +10,7 @@ from dataclasses import replace
 import grpc
 
 from dmesh import protocol
+from dmesh._locks import Lock
 from dmesh._log import logger
 from dmesh.coordination import faults, framed_connection
 from dmesh.coordination.carrier import Carrier, Heartbeats, NoCarrier
@@ -78,7 +78,7 @@ class Session:
         self._listener = listener
         self._patience = patience
         self._neighbors = NeighborWatch()
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._bell = Bell()
         self._registration: Registration | None = None
         self._epoch = 0

@@ -5,9 +5,9 @@ Everything here runs on the session's thread and must not block for long, but fo
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
 
+from dmesh._locks import Lock
 from dmesh.coordination.activity import ActivityTracker
 from dmesh.coordination.barrier_reconciliation import BarrierReconciliation
 from dmesh.coordination.barriers import Barriers
@@ -74,7 +74,7 @@ class SessionEvents:
         self._catch_up = catch_up
         self._on_over = on_over
         self._on_store_lost = on_store_lost
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._carrier: Carrier | None = None
         self._wait: pb.Waiting | None = None
         self.seen_epoch = 0

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+from dmesh._locks import Lock
 from dmesh._log import logger
 from dmesh.coordination.registration import Registration
 from dmesh.coordination.waiting import Bell, Worker
@@ -90,7 +91,7 @@ class OwnedKeys:
     def __init__(self, session: LossSource, put: Callable[[str, bytes], object]) -> None:
         self._session = session
         self._put = put
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._values: dict[str, bytes] = {}
         self._bell = Bell()
         self._settled = 0

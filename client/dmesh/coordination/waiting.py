@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
+from dmesh._locks import Lock
 from dmesh._log import logger
 
 T = TypeVar("T")
@@ -41,7 +42,7 @@ class Bell:
     """Lets threads wait for a condition that others bring about. An interrupt-proof `threading.Condition`."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._sleepers: list[queue.SimpleQueue[None]] = []
 
     def ring(self) -> None:
@@ -194,7 +195,7 @@ class SerialExecutor:
     """A thread that runs short jobs for other threads, in order."""
 
     def __init__(self, name: str) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._closed = False
         self._worker = Worker(self._run, name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from typing import TypeAlias
 
 import grpc
 
+from dmesh._locks import Lock
 from dmesh.coordination import faults
 from dmesh.coordination.calls import Calls
 from dmesh.coordination.faults import Fault
@@ -81,7 +81,7 @@ class WatchStream:
         self.tracing = link.tracing
         """Makes spans of its calls."""
         self._losses = session.store_losses
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._call: grpc._CallIterator[pb.WatchResponse] | None = None
         self.closed = False
         """True once no reader wants it any more."""

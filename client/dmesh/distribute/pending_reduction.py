@@ -10,13 +10,13 @@ beside the computation would only slow it down: they are reduced at once, like a
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from dmesh._locks import Lock
 from dmesh.collectives.group import Group
 from dmesh.distribute.agreement import call_in_replicas
 from dmesh.distribute.combining import Array, Combiner, Reduction, as_value, share_out
@@ -55,7 +55,7 @@ class Buckets:
         self._missing = [replicas] * len(reduction.buckets)
         self._parts: list[list[Any]] = [[None] * replicas for _ in reduction.buckets]
         self._reduced: list[Any] = []  # arrays, or futures of them
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def add(self, number: int, replica: int, part: Array) -> None:
         """Take a replica's part of a bucket; send the buckets that are complete, if they overlap."""

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
+from dmesh._locks import Lock
+
 __all__ = ["ReplicaThreads", "replica_threads"]
 
 Work = Callable[[], object]
@@ -28,7 +30,7 @@ class ReplicaThreads:
 
     def forget(self) -> None:
         """Begin without threads, as in a child process: those there were have stayed in the parent."""
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._idle: list[SimpleQueue[tuple[Work, str]]] = []
 
     def start(self, work: Work, name: str) -> None:

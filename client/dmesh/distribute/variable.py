@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from abc import ABCMeta
 from collections.abc import Callable
 from typing import Any, Self
@@ -11,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
+from dmesh._locks import Lock
 from dmesh.devices.device import DeviceSpec, this_client
 from dmesh.distribute import scopes
 from dmesh.distribute.array_operators import ArrayOperators
@@ -93,7 +93,7 @@ class Variable(ArrayOperators, metaclass=_Replicated):
         self._constraint = constraint
         self._synchronization = synchronization
         self._aggregation = aggregation
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     # -- properties ---------------------------------------------------------------------------------
 
@@ -159,7 +159,7 @@ class Variable(ArrayOperators, metaclass=_Replicated):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # Values are never written to, so copies share them. Each copy has a lock of its own.
         twin = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__, _lock=threading.Lock())
+        twin.__dict__.update(self.__dict__, _lock=Lock())
         return twin
 
     # -- reading ------------------------------------------------------------------------------------

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import selectors
-import threading
 from collections import deque
 
+from dmesh._locks import Lock
 from dmesh.launcher.frames import Frame
 
 
@@ -23,7 +23,7 @@ class Outbox:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._queue: deque[bytes] = deque()
-        self._writing = threading.Lock()
+        self._writing = Lock()
         self._watched = False
         self.unsent = 0
         """Bytes that wait; exact where one thread sends."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from dmesh._locks import Lock
 from dmesh._log import announce
 from dmesh.collectives.backends.tcp.channel import Peer
 from dmesh.collectives.communicator import LEFT, Communicator
@@ -74,7 +75,7 @@ class Client:
     _reported: set[int] = field(default_factory=set)
     """Ranks whose departure the coordination service has reported."""
     _bell: Bell = field(default_factory=Bell)
-    _world_barrier_lock: threading.Lock = field(default_factory=threading.Lock)
+    _world_barrier_lock: threading.Lock = field(default_factory=Lock)
 
     def finish(self) -> None:
         """Leave at the normal end of the program, which is no failure.

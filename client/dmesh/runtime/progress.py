@@ -9,13 +9,13 @@ from __future__ import annotations
 import operator
 import shutil
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Generic, TextIO, TypeVar, overload
 
+from dmesh._locks import Lock
 from dmesh._log import announce
 from dmesh.coordination.agent_source import opened_agent
 from dmesh.errors import ArgumentTypeError, ConfigurationError
@@ -175,7 +175,7 @@ class Loops:
         self._open: tuple[Progress[Any], ...] = ()
         self._last: pb.LoopProgress | None = None
         """The last loop that was over, which is reported until another one begins."""
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def add(self, loop: Progress[Any]) -> None:
         """Report this loop from now on."""
@@ -325,7 +325,7 @@ def _loops() -> Loops | None:
     return loops
 
 
-_beginning = threading.Lock()
+_beginning = Lock()
 
 
 def _span(seconds: float) -> str:

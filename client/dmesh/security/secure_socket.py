@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
-import threading
 from collections.abc import Sequence
 from typing import Final
+
+from dmesh._locks import Lock
 
 _RECORD: Final = 16 * 1024  # most bytes of a TLS record; smaller pieces are joined
 _ENCRYPT_AT_ONCE: Final = 128 * 1024
@@ -60,7 +61,7 @@ class SecureSocket:
         self.fileno, self.shutdown, self.close = sock.fileno, sock.shutdown, sock.close
         self.setblocking = sock.setblocking
         self.getsockopt, self.setsockopt = sock.getsockopt, sock.setsockopt
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(
             self._incoming, self._outgoing, server_side=server_side, server_hostname=server_name

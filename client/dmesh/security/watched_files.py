@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+
+from dmesh._locks import Lock
 
 _Signature = tuple[tuple[int, int, int, int] | None, ...]
 
@@ -31,7 +32,7 @@ class WatchedFiles:
         self._paths = tuple(paths)
         self._interval = interval
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._looked_at = clock()
         self._signature = self._look()
 

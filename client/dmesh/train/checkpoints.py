@@ -29,6 +29,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from dmesh._files import names_in
 from dmesh.errors import ArgumentTypeError, CheckpointError
 
 __all__ = ["Checkpoint", "CheckpointManager", "latest_checkpoint"]
@@ -216,8 +217,8 @@ def latest_checkpoint(checkpoint_dir: _CHECKPOINT_PATH) -> str | None:
 
 def _numbered(directory: Path, wanted: str | None) -> list[tuple[int, str]]:
     """Return the numbers and paths of the checkpoints in a directory, in the order of their numbers."""
-    names = os.listdir(directory) if directory.is_dir() else []
-    matches = [match for match in map(_NUMBERED.fullmatch, names) if match and not match[0].startswith(".")]
+    found = map(_NUMBERED.fullmatch, names_in(directory))
+    matches = [match for match in found if match and not match[0].startswith(".")]
     return sorted(
         (int(match[2]), str(directory / match[0])) for match in matches if wanted in (None, match[1])
     )

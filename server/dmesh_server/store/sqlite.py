@@ -206,10 +206,10 @@ class SqliteStore:
             os.close(descriptor)
 
     def _create_if_missing(self) -> None:
-        if self._path.exists() or self._path.is_symlink():
+        if directory.has(self._path):
             return
         for name in (MARKER, LOG):
-            if (self.directory / name).exists():
+            if directory.has(self.directory / name):
                 raise database.damaged(
                     self._path, 0, f"it is missing, though {name} says that it was there once"
                 )
@@ -420,7 +420,7 @@ class SqliteStore:
         failpoints.hit("store.before_rename")
         # The log belongs to the old file, and must be gone for good before the new one takes its name.
         self._disconnect()
-        if self._log_path.exists():
+        if directory.has(self._log_path):
             raise StoreError(f"{self._log_path} is in use")
         if kept is not None:
             kept.unlink(missing_ok=True)

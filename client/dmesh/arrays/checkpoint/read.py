@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dmesh import structure
+from dmesh._files import names_in, status
 from dmesh.arrays.checkpoint import manifest, zarr
 from dmesh.arrays.checkpoint.agreement import Participants
 from dmesh.arrays.checkpoint.manifest import Keys, Saved
@@ -39,9 +40,8 @@ def steps(directory: PATH) -> list[int]:
         directory: The directory that `save` was given. There may be none yet.
     """
     root = Path(directory)
-    names = [path.name for path in root.iterdir()] if root.is_dir() else []
-    found = (int(match[1]) for match in map(_STEP.fullmatch, names) if match)
-    return sorted(step for step in found if (directory_of(root, step) / manifest.FILE).is_file())
+    found = (int(match[1]) for match in map(_STEP.fullmatch, names_in(root)) if match)
+    return sorted(step for step in found if status(directory_of(root, step) / manifest.FILE))
 
 
 def load(

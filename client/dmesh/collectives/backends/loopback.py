@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 
+from dmesh._locks import Lock
 from dmesh.collectives.backends.base import Backend, Call, Capabilities, Operation, Stream
 from dmesh.collectives.request import Array, Buffers, Request
 from dmesh.coordination.waiting import Bell
@@ -78,7 +77,7 @@ class LoopbackBackend(Backend):
 
     def __init__(self, bell: Bell) -> None:
         self.bell = bell
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._sent: dict[int, tuple[str, Array]] = {}
 
     def supports(self, request: Request, stream: Stream, sequence: int) -> bool:

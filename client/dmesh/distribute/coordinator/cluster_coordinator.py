@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import secrets
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from dmesh._locks import Lock
 from dmesh.collectives.object_encoding import decode, encode
 from dmesh.collectives.objects import Serializer
 from dmesh.coordination.activity import TRACKER
@@ -74,7 +74,7 @@ class ClusterCoordinator:
         self._encoding = Encoding(serializer)
         self._agent = current_agent()
         self._client = self._agent.identity.task.index
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._bell = Bell()
         self._dispatch = Dispatch()
         # Not those of an earlier coordinator, whose functions a worker may still run.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from dmesh._locks import Lock
 from dmesh.coordination.agent_source import current_agent
 from dmesh.coordination.members import Member
 from dmesh.coordination.preemption import PreemptionNotice
@@ -29,7 +30,7 @@ class PreemptionWatcher:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._notice: PreemptionNotice | None = None
         self._departed: set[str] = set()
         self._gone = threading.Event()

@@ -65,7 +65,8 @@ class Shared(Generic[K, V]):
             task = asyncio.get_running_loop().create_task(self._answer(asked), name="dmesh-shared-answer")
             self._under_way[asked] = task
             task.add_done_callback(lambda done: self._over(asked, done))
-        return await asyncio.shield(task)
+        await asyncio.wait((task,))  # a caller that gives up cancels its own waiting alone
+        return task.result()
 
     async def _answer(self, asked: K) -> V:
         async with self._one_at_a_time:

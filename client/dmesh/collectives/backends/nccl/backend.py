@@ -13,7 +13,6 @@ Three properties of NCCL decide the design:
 from __future__ import annotations
 
 import queue
-import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from dmesh._locks import Lock
 from dmesh._log import logger
 from dmesh.collectives.backends.base import Backend, Call, Capabilities, Operation, Sequence, Steps, Stream
 from dmesh.collectives.backends.nccl.arrays import load_nccl, resolve
@@ -51,7 +51,7 @@ class NcclCommunicator:
     def __init__(self, name: str, made_of: tuple[int, bytes, int]) -> None:
         self._made_of = made_of
         self._stream: Any = None
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._comm: Any = None
         self._taken = False
         self._operations: queue.SimpleQueue[NcclOperation | None] = queue.SimpleQueue()

@@ -22,7 +22,6 @@ import os
 import secrets
 import struct
 import sys
-import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, replace
@@ -30,6 +29,7 @@ from dataclasses import astuple, dataclass, field, replace
 import numpy as np
 
 from dmesh import native
+from dmesh._locks import Lock
 from dmesh.collectives.backends.base import Agreement, Exchange
 from dmesh.collectives.backends.tcp.channel import Waits
 from dmesh.collectives.tuning import SEND_BUFFER
@@ -278,7 +278,7 @@ class SharedMemoryRegistry:
         self.registered = None if core is None else core.RegisteredMemory()
         """Segments with arrays; None without the native core."""
         self._mapped: weakref.WeakValueDictionary[bytes, mmap.mmap] = weakref.WeakValueDictionary()
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._segment: Segment | None = None
         self.refusal = self._why_not()
         """Reason why this client shares no memory; empty if it does, as far as is known."""

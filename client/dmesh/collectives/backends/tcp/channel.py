@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import threading
 import time
 from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
@@ -20,6 +19,7 @@ from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from dmesh._locks import Lock
 from dmesh.collectives.backends.tcp.frames import EAGER_LIMIT, SIGNATURE_LIMIT, Frame, Kind, agree
 from dmesh.coordination.waiting import Bell, take
 from dmesh.errors import CollectiveError, CollectiveValueError, PeerLostError
@@ -122,7 +122,7 @@ class Channel:
         self.group = group
         self.sequence = sequence
         self.signature = signature
-        self.guard = threading.Lock()
+        self.guard = Lock()
         self.receives: dict[tuple[int, int], Receive] = {}
         self.sends: dict[tuple[int, int], Send] = {}
         self.failure: BaseException | None = None
@@ -405,7 +405,7 @@ class Channels(ABC):
     def __init__(self, rank: int, sender: FrameSender) -> None:
         self.rank = rank
         self.sender = sender
-        self.lock = threading.Lock()
+        self.lock = Lock()
         self.generation = 0
         self.peers: dict[int, Peer] = {}
         self.departures: dict[int, str] = {}  # why a peer is gone: it is lost or has left

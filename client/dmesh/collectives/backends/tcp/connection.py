@@ -11,7 +11,6 @@ import itertools
 import secrets
 import selectors
 import socket
-import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
@@ -19,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from dmesh._locks import Lock
 from dmesh.collectives.backends.tcp.channel import Send
 from dmesh.collectives.backends.tcp.event_loop import EventLoop
 from dmesh.collectives.backends.tcp.frames import CHUNK_LIMIT, HEADER, VERSION, Frame, Kind
@@ -83,7 +83,7 @@ class SendQueue:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._entries: deque[_Entry] = deque()
         self._last: Frame | None = None
         self._socket: Stream | None = None
@@ -398,7 +398,7 @@ class PeerConnections:
         self.loop = loop
         self.on_goodbye = on_goodbye
         self.on_ended = on_ended
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._dial = dial
 
     def __iter__(self) -> Iterator[Connection]:
@@ -469,7 +469,7 @@ class Connector(ABC):
         self.addresses = tuple(addresses)
         self.offer = pack(addresses)
         self._call = call
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._expected: dict[int, int] = {}
         self._arrived: dict[int, Stream] = {}
         self._made: dict[int, weakref.WeakSet[Stream]] = {}

@@ -21,11 +21,11 @@ from __future__ import annotations
 import functools
 import queue
 import socket
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from dmesh._locks import Lock
 from dmesh.collectives.backends.tcp.channel import Peer, Send
 from dmesh.collectives.backends.tcp.connection import Connector, OnDialed
 from dmesh.collectives.backends.tcp.frames import Frame, Kind
@@ -150,7 +150,7 @@ class LocalTransport(Transport):
         self.incoming: list[deque[_Delivery]] = [deque() for _ in range(network.size)]  # by source
         self._network = network
         self._known: dict[int, int] = {}
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._jobs: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._ended = False
         self._worker: Worker | None = None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import enum
-import threading
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Final, Protocol
 
+from dmesh._locks import Lock
 from dmesh._log import logger
 from dmesh.collectives.backends.tcp.channel import (
     BufferedFrame,
@@ -60,7 +60,7 @@ class Destination:
     ) -> None:
         self.size = size
         self.complete = complete
-        self.guard = threading.Lock() if channel is None else channel.guard
+        self.guard = Lock() if channel is None else channel.guard
         self._memory = memory
         self._channel = channel
 
