@@ -403,7 +403,7 @@ BROKEN = {
     ),
     "a piece that nobody asked for": (frame(4, length=CHUNK_LIMIT, generation=99), "nobody asked for"),
     "a long signature": (frame(1, signature=65535), "a signature of 65535 bytes"),
-    "another version": (frame(1, version=1), "version 1 came"),
+    "another version": (frame(1, version=1), "received a frame of version 1"),
     "an unknown kind": (frame(99), "unknown kind 99"),
     "noise": (b"\xff" * 5000, "version 255"),
     "a pickle": (pickle.dumps(Boom("/nonexistent/never")), "version 128"),
