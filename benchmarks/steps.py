@@ -261,17 +261,8 @@ def prepare(python: Path) -> None:
         folder = python.parent.parent
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
         index = "https://download.pytorch.org/whl/cpu"
-        install = [
-            str(python),
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "-c",
-            str(ROOT / "constraints.txt"),
-            "torch",
-            "numpy",
-        ]
+        pins = str(ROOT / "constraints.txt")
+        install = [str(python), "-m", "pip", "install", "--quiet", "-c", pins, "numpy", "torch"]
         if subprocess.run([*install, "--index-url", index], check=False).returncode:
             subprocess.run(install, check=True)
 

@@ -38,11 +38,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
         verb: str = "run",
         **more,
     ) -> Launch:
-        root = Path(__file__).parents[2]
-        path = os.pathsep.join([str(root / "client"), str(root / "server"), os.environ.get("PYTHONPATH", "")])
         process = subprocess.Popen(
             [*DMESH, verb, *args],
-            env={**os.environ, "PYTHONPATH": path, **(env or {})},
+            env={**os.environ, **(env or {})},
             cwd=tmp_path,
             stdin=stdin,
             stdout=more.pop("stdout", subprocess.PIPE),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -12,7 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from tests.packaging.environments import IndexUnreachableError, choose
+from tests.packaging.environments import CONSTRAINTS, IndexUnreachableError, choose
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -87,7 +88,24 @@ def test_all_extras_go_together(python: str) -> None:
 @pytest.mark.parametrize("python", PYTHONS)
 def test_wheels_of_the_pinned_versions_exist(python: str) -> None:
     development = extras(LARGE - {"dev"})
-    resolve(python, ROOT / "pyproject.toml", *development, "--constraints", ROOT / "constraints.txt")
+    found = resolve(python, ROOT / "pyproject.toml", *development, "--constraints", CONSTRAINTS)
+    pinned = {_normal(name) for name in re.findall(r"^([\w.-]+)==", CONSTRAINTS.read_text(), re.M)}
+    chosen = {_normal(name) for name in re.findall(r"^([\w.-]+)==", found, re.M)}
+    assert len(chosen) > 100
+    brought_by_torch = re.compile(r"(nvidia|cuda)-|triton$")  # by that of the index; of these versions
+    assert {name for name in chosen - pinned if not brought_by_torch.match(name)} == set()
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_all_that_make_installs_is_pinned() -> None:
+    makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    installing = [line for line in makefile.splitlines() if " -m pip" in line and " install" in line]
+    assert len(installing) >= 5
+    for line in installing:
+        assert re.search(r"--constraint constraints\.txt|\$\(PINS\)|--no-deps|--requirement \$<", line), line
 
 
 @pytest.mark.parametrize(
@@ -112,9 +130,9 @@ def extras(without: set[str]) -> list[str]:
     return [f"--extra={name}" for name in sorted(known.keys() - without)]
 
 
-def resolve(python: str, *arguments: object) -> None:
-    """Find versions that go together, of which there are wheels."""
+def resolve(python: str, *arguments: object) -> str:
+    """Return versions that go together, of which there are wheels."""
     try:
-        choose(*arguments, f"--python-version={python}")
+        return choose(*arguments, f"--python-version={python}")
     except IndexUnreachableError as error:
         pytest.skip(f"the package index does not answer: {error}")
