@@ -285,6 +285,6 @@ def test_a_finished_cluster(held: Held, every_look) -> None:
 
     held.do(finish)
     for _, page in every_look(
-        held.web.url, wait="Finished: 4 members left in good order", token=held.web.tokens["viewer"]
+        held.web.url, wait="Finished: 4 members left cleanly", token=held.web.tokens["viewer"]
     ):
         assert page.locator(".tone-bad:visible, .tone-warn:visible").count() == 0
