@@ -1,4 +1,4 @@
-"""Files and directories that may be missing, told apart from those that cannot be read.
+"""Files and directories that may be missing, as distinct from those that cannot be read.
 
 `Path.exists` and its like answer False for both from Python 3.14 on: a checkpoint on a disk that fails, or in
 a directory of another user, would pass for none.

@@ -66,7 +66,7 @@ def has(path: Path) -> bool:
     Unlike `Path.exists` from Python 3.14 on it does not take a disk that fails for a missing file.
 
     Raises:
-        OSError: It cannot be told.
+        OSError: The file system does not say.
     """
     try:
         os.lstat(path)
