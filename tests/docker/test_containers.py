@@ -144,7 +144,7 @@ def test_a_worker_without_its_network_is_noticed_and_named(cluster: Cluster, eng
 
 @by_one_of_them
 def test_the_coordinator_is_killed_and_comes_back_while_they_train(cluster: Cluster, engine: Engine) -> None:
-    workers = cluster.up(4, f"{DIGITS} --epochs 40 --step-delay 0.03")
+    workers = cluster.up(4, f"{DIGITS} --epochs 40 --step-delay 0.06")
     members = cluster.connected(4, workers)
     until("training", lambda: any("epoch  1" in cluster.logs(one) for one in workers))
     coordinator = cluster.coordinator()
