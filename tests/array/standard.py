@@ -22,6 +22,16 @@ FLOATS, COMPLEX = ("float32", "float64"), ("complex64", "complex128")
 DTYPES = BOOL + INTS + UINTS + FLOATS + COMPLEX
 KINDS = {"bool": BOOL, "integer": INTS + UINTS, "real": INTS + UINTS + FLOATS, "floating": FLOATS + COMPLEX, "numeric": INTS + UINTS + FLOATS + COMPLEX,
          "any": DTYPES, "float": FLOATS, "index": ("int64",), "real or bool": BOOL + INTS + UINTS + FLOATS, "complex": COMPLEX}  # fmt: skip
+NAMED_KINDS = (
+    "bool",
+    "signed integer",
+    "unsigned integer",
+    "integral",
+    "real floating",
+    "complex floating",
+    "numeric",
+)
+"""Kinds of dtypes that the standard has names for."""
 
 
 class Array(NamedTuple):
@@ -365,19 +375,10 @@ def can_cast(pick):
 
 @case("isdtype")
 def isdtype(pick):
-    kinds = [
-        "bool",
-        "signed integer",
-        "unsigned integer",
-        "integral",
-        "real floating",
-        "complex floating",
-        "numeric",
-    ]
     return Call(
         (
             Dtype(pick(st.sampled_from(DTYPES))),
-            pick(st.sampled_from([*kinds, ("bool", "integral"), Dtype("int8")])),
+            pick(st.sampled_from([*NAMED_KINDS, ("bool", "integral"), Dtype("int8")])),
         )
     )
 

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tests.array import standard
-from tests.array.standard import Array, Call, strict, xp
+from tests.array.standard import NAMED_KINDS, Array, Call, strict, xp
 from tests.array.worlds import World, run
 
 import dmesh
@@ -520,17 +520,7 @@ def test_inspection():
         assert {key: np.dtype(one).name for key, one in mine.default_dtypes(device=mine.default_device()).items()} == {
             "real floating": "float64", "complex floating": "complex128", "integral": "int64", "indexing": "int64"
         }  # fmt: skip
-        for kind in (
-            None,
-            "bool",
-            "signed integer",
-            "unsigned integer",
-            "integral",
-            "real floating",
-            "complex floating",
-            "numeric",
-            ("bool", "integral"),
-        ):
+        for kind in (None, *NAMED_KINDS, ("bool", "integral")):
             assert set(mine.dtypes(kind=kind)) == set(theirs.dtypes(kind=kind))
 
     on("4 devices", program)
