@@ -12,6 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from dmesh.collectives.backends.nccl.arrays import is_gpu_array
 from dmesh.collectives.request import describe_type
 from dmesh.errors import CollectiveTypeError
 
@@ -55,9 +56,12 @@ def as_output(out: Any, what: str) -> Any:
 def _from_dlpack(x: Any, what: str) -> Any:
     device, number = x.__dlpack_device__() if hasattr(x, "__dlpack_device__") else (_CPU[0], 0)
     if device not in _CPU:
+        kind = describe_type(x)
+        if is_gpu_array(x):
+            raise CollectiveTypeError(f"{what} takes arrays on the CPU only, not {kind}: pass x.get()")
         raise CollectiveTypeError(
-            f"{what} cannot take {describe_type(x)} on device {number} of DLPack's type {int(device)}: copy "
-            "it to the CPU, or pass it as a CuPy array with cupy.from_dlpack(x)"
+            f"{what} cannot take {kind} on device {number} of DLPack's type {int(device)}: copy it to the CPU, "
+            "or pass it as a CuPy array with cupy.from_dlpack(x)"
         )
     try:
         return np.from_dlpack(x)

@@ -54,9 +54,11 @@ def as_input(x: ArrayLike, what: str) -> Array:
         )
     try:
         array = np.asarray(x if isinstance(x, np.ndarray) else as_numpy(x, what))
+    except CollectiveTypeError:  # an array that is not on the CPU
+        raise
     except ValueError as error:
         raise CollectiveValueError(f"{what} needs an array, got {describe_type(x)}: {error}") from error
-    except TypeError as error:  # such as an array on a GPU, for an operation that knows only NumPy's
+    except TypeError as error:
         raise CollectiveTypeError(
             f"{what} cannot make a NumPy array of {describe_type(x)}: {error}"
         ) from error

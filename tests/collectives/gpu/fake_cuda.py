@@ -105,6 +105,7 @@ class Stream:
         self.ptr = 0 if null else next(_numbers) << 8
         self.device_id = current_device()
         self.non_blocking = non_blocking
+        self.captures = False
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         threading.Thread(target=_run, args=(self._work,), name="fake-stream", daemon=True).start()
         if not null:
@@ -126,7 +127,14 @@ class Stream:
     def __exit__(self, *args: object) -> None:
         _local.streams[self.device_id].pop()
 
+    def begin_capture(self, mode: Any = None) -> None:
+        self.captures = True
+
+    def is_capturing(self) -> bool:
+        return self.captures
+
     def submit(self, work: Callable[[], None]) -> None:
+        assert not self.captures, "what is submitted during a capture does not happen"
         self._work.put(work)
 
     @property
@@ -204,6 +212,12 @@ class ndarray:
             "Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct a NumPy "
             "array explicitly."
         )
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, self._memory.device
+
+    def __dlpack__(self, **arguments: object) -> object:
+        raise BufferError("the fake's arrays stay on their device")
 
     def _launch(self, kernel: Callable[[], None]) -> None:
         assert self._memory.device == current_device(), "a kernel on an array of another device"

@@ -11,7 +11,7 @@ import pytest
 from tests.collectives.ranks import cluster
 
 from dmesh.collectives.backends.nccl.arrays import is_gpu_array
-from dmesh.errors import CollectiveTypeError, CollectiveValueError, MissingExtraError
+from dmesh.errors import CollectiveError, CollectiveTypeError, CollectiveValueError, MissingExtraError
 
 STRUCTURED = np.dtype([("a", "f4"), ("b", "i4")])
 
@@ -88,8 +88,17 @@ def test_compression_is_for_numpy(cupy, group):
     lambda g, x: g.gather(x), lambda g, x: g.scatter(x), lambda g, x: g.permute(x, [(0, 1)]),
 ])  # fmt: skip
 def test_calls_that_know_only_numpy(cupy, group, call):
-    with pytest.raises(CollectiveTypeError, match=r"cannot make a NumPy array of .*ndarray: .*`\.get\(\)`"):
+    with pytest.raises(CollectiveTypeError, match=r"^\w+ takes arrays on the CPU only, not .*: pass x\.get\(\)$"):
         call(group, zeros(cupy))
+
+
+def test_no_collective_is_captured_in_a_cuda_graph(cupy, group):
+    x = zeros(cupy)
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        stream.begin_capture()
+        with pytest.raises(CollectiveError, match=r"all_reduce was called while a CUDA graph is captured"):
+            group.all_reduce(x.T)
+    assert group.failure is None
 
 
 def test_positions_and_shapes(cupy, group):

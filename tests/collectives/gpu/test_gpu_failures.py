@@ -500,3 +500,4 @@ def test_ranks_that_share_a_gpu_are_refused_by_nccl(cupy):
         errors = ranks.run(body)
     assert all(type(error) is CollectiveError for error in errors)
     assert all("NCCL has failed: NcclError: NCCL_ERROR_INVALID_USAGE" in str(error) for error in errors)
+    assert all("NCCL_MULTI_RANK_GPU_ENABLE=1" in str(error) for error in errors)

@@ -1,8 +1,12 @@
-"""The real thing: the GPUs of this machine, one for each rank; ranks are threads. Skipped without a GPU."""
+"""The real thing: the GPUs of this machine, one for each rank; ranks are threads. Skipped without a GPU.
+
+With NCCL 2.30 or later and NCCL_MULTI_RANK_GPU_ENABLE=1, there are four ranks, which share the GPUs that there are.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import threading
 import warnings
 from types import ModuleType
@@ -11,8 +15,9 @@ import numpy as np
 import pytest
 from tests.collectives.gpu.test_gpu_values import CALLS, numbers
 from tests.collectives.ranks import LIMIT, cluster
+from tests.waiting import eventually
 
-from dmesh.errors import CollectiveMismatchError, CollectiveTimeoutError, PeerLostError
+from dmesh.errors import CollectiveError, CollectiveMismatchError, CollectiveTimeoutError, PeerLostError
 
 pytestmark = pytest.mark.gpu
 
@@ -32,13 +37,20 @@ def cuda() -> ModuleType:
 
 @pytest.fixture
 def ranks(cuda):
-    with cluster(min(cuda.cuda.runtime.getDeviceCount(), 4)) as made:
+    shared = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    with cluster(4 if shared else min(cuda.cuda.runtime.getDeviceCount(), 4)) as made:
         yield made
+    # Communicators on one GPU must not be made while others are destroyed.
+    eventually(lambda: not any(thread.name.startswith("dmesh-nccl") for thread in threading.enumerate()))
+
+
+def device_of(cuda, communicator):
+    return cuda.cuda.Device(communicator.rank % cuda.cuda.runtime.getDeviceCount())
 
 
 def run(ranks, cuda, call, like):
     def body(communicator):
-        with cuda.cuda.Device(communicator.rank):
+        with device_of(cuda, communicator):
             found = call(communicator.world, cuda.asarray(like(communicator.rank)))
             return None if found is None else cuda.asnumpy(found)
 
@@ -71,7 +83,7 @@ def test_large_arrays_in_place(ranks, cuda):
 
 def test_the_input_is_what_the_current_stream_makes_of_it(ranks, cuda):
     def body(communicator):
-        with cuda.cuda.Device(communicator.rank), cuda.cuda.Stream(non_blocking=True):
+        with device_of(cuda, communicator), cuda.cuda.Stream(non_blocking=True):
             x = cuda.zeros(1_000_000, "f4")
             for _ in range(100):
                 x += 1
@@ -83,20 +95,34 @@ def test_the_input_is_what_the_current_stream_makes_of_it(ranks, cuda):
 
 def test_a_mismatch(ranks, cuda):
     if ranks.size < 2:
-        pytest.skip("needs two GPUs")
+        pytest.skip("needs two GPUs, or NCCL_MULTI_RANK_GPU_ENABLE=1")
     for error in run(ranks, cuda, lambda g, x: g.all_reduce(x if g.rank else x[1:]), lambda rank: np.ones(4)):
         assert type(error) is CollectiveMismatchError
+
+
+def test_a_cuda_graph_does_not_capture_collectives(ranks, cuda):
+    def body(communicator):
+        with device_of(cuda, communicator), cuda.cuda.Stream(non_blocking=True) as stream:
+            x = cuda.ones(4)
+            stream.begin_capture()
+            with pytest.raises(CollectiveError, match="while a CUDA graph is captured"):
+                communicator.world.all_reduce(x)
+            stream.end_capture()
+            return cuda.asnumpy(communicator.world.all_reduce(x))
+
+    for found in ranks.all(body):
+        assert (found == ranks.size).all()
 
 
 @pytest.mark.parametrize("end", ["dies", "is late"])
 def test_others_do_not_wait_in_nccl_for_one_who(ranks, cuda, end):
     if ranks.size < 2:
-        pytest.skip("needs two GPUs")
+        pytest.skip("needs two GPUs, or NCCL_MULTI_RANK_GPU_ENABLE=1")
     run(ranks, cuda, CALLS["all_reduce"], lambda rank: np.ones(4))
     gate = threading.Event()
 
     def body(communicator):
-        with cuda.cuda.Device(communicator.rank), cuda.cuda.Stream(non_blocking=True) as stream:
+        with device_of(cuda, communicator), cuda.cuda.Stream(non_blocking=True) as stream:
             x = cuda.ones(4)
             if communicator.rank == 1:
                 stream.launch_host_func(lambda _: gate.wait(LIMIT), None)
@@ -115,7 +141,7 @@ def test_others_do_not_wait_in_nccl_for_one_who(ranks, cuda, end):
 
 def test_transfers(ranks, cuda):
     if ranks.size < 2:
-        pytest.skip("needs two GPUs")
+        pytest.skip("needs two GPUs, or NCCL_MULTI_RANK_GPU_ENABLE=1")
 
     def call(group, x):
         if group.rank == 0:

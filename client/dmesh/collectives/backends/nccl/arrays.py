@@ -13,7 +13,7 @@ import numpy as np
 
 from dmesh.collectives.reduction import canonical_op, plain_reduction
 from dmesh.collectives.request import Reduction, Request, describe_dtype, describe_type
-from dmesh.errors import CollectiveTypeError, CollectiveValueError, MissingExtraError
+from dmesh.errors import CollectiveError, CollectiveTypeError, CollectiveValueError, MissingExtraError
 
 _DTYPES = (
     "int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "bfloat16", "float32", "float64",
@@ -62,6 +62,11 @@ class GpuArrays:
         import cupy
 
         with cupy.cuda.Device(device):
+            if cupy.cuda.get_current_stream().is_capturing():
+                raise CollectiveError(
+                    f"{what} was called while a CUDA graph is captured: its ranks agree on each call, which a "
+                    "graph cannot repeat; call it before begin_capture() or after end_capture()"
+                )
             yield
 
     def as_input(self, x: Any, what: str) -> Any:

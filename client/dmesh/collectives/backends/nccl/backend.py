@@ -171,6 +171,11 @@ class NcclOperation(Operation):
             if isinstance(self._trouble, CollectiveError):
                 raise self._trouble
             text = f"NCCL has failed: {type(self._trouble).__name__}: {self._trouble}"
+            if "INVALID_USAGE" in text:
+                text += (
+                    ". Do ranks of this group share a GPU? NCCL allows that from 2.30 on, if "
+                    "NCCL_MULTI_RANK_GPU_ENABLE=1 is set for all of them"
+                )
             raise CollectiveError(text) from self._trouble
         return False
 
