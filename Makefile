@@ -78,7 +78,8 @@ mpi4py-tests: native-current ## Run mpi4py's own tests on dmesh; skipped, with a
 	$(BIN)/python -m tests.mpi4py_suite $(ARGS)
 
 gpu-test: native-current ## Test GPU arrays on this machine's GPUs; skipped, with a message, without a GPU or CuPy.
-	$(BIN)/python -m pytest -rs $(or $(ARGS),tests/collectives/gpu/test_on_gpu.py tests/collectives/gpu/test_against_cupy.py)
+	$(BIN)/python -m pytest -rs $(or $(ARGS),tests/collectives/gpu/test_on_gpu.py tests/collectives/gpu/test_processes_on_gpu.py \
+		tests/collectives/gpu/test_against_cupy.py)
 
 manifests: $(READY) ## Test the Helm chart with Helm, Kubernetes' schemas and Grafana's, which it downloads.
 	@$(INSTALL) --editable '.[dev,manifests]'

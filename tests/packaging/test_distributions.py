@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHONS = ("3.11.7", "3.12", "3.13", "3.14")
-LARGE = {"dev", "nccl", "torch"}
+LARGE = {"dev", "nccl", "nccl-cuda13", "torch"}
 """Extras of gigabytes, and the one that is not for users."""
 
 LOCAL = """

@@ -60,8 +60,8 @@ def _from_dlpack(x: Any, what: str) -> Any:
         if is_gpu_array(x):
             raise CollectiveTypeError(f"{what} takes arrays on the CPU only, not {kind}: pass x.get()")
         raise CollectiveTypeError(
-            f"{what} cannot take {kind} on device {number} of DLPack's type {int(device)}: copy it to the CPU, "
-            "or pass it as a CuPy array with cupy.from_dlpack(x)"
+            f"{what} cannot take {kind} on device {number} of DLPack's type {int(device)}: copy it to the "
+            "CPU, or pass it as a CuPy array with cupy.from_dlpack(x)"
         )
     try:
         return np.from_dlpack(x)

@@ -88,7 +88,9 @@ def test_compression_is_for_numpy(cupy, group):
     lambda g, x: g.gather(x), lambda g, x: g.scatter(x), lambda g, x: g.permute(x, [(0, 1)]),
 ])  # fmt: skip
 def test_calls_that_know_only_numpy(cupy, group, call):
-    with pytest.raises(CollectiveTypeError, match=r"^\w+ takes arrays on the CPU only, not .*: pass x\.get\(\)$"):
+    with pytest.raises(
+        CollectiveTypeError, match=r"^\w+ takes arrays on the CPU only, not .*: pass x\.get\(\)$"
+    ):
         call(group, zeros(cupy))
 
 

@@ -1,6 +1,6 @@
 """The real thing: the GPUs of this machine, one for each rank; ranks are threads. Skipped without a GPU.
 
-With NCCL 2.30 or later and NCCL_MULTI_RANK_GPU_ENABLE=1, there are four ranks, which share the GPUs that there are.
+With NCCL 2.30 or later and NCCL_MULTI_RANK_GPU_ENABLE=1, there are two ranks, which may share a GPU.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def cuda() -> ModuleType:
 @pytest.fixture
 def ranks(cuda):
     shared = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
-    with cluster(4 if shared else min(cuda.cuda.runtime.getDeviceCount(), 4)) as made:
+    with cluster(2 if shared else min(cuda.cuda.runtime.getDeviceCount(), 4)) as made:
         yield made
     # Communicators on one GPU must not be made while others are destroyed.
     eventually(lambda: not any(thread.name.startswith("dmesh-nccl") for thread in threading.enumerate()))

@@ -1,4 +1,4 @@
-"""Real processes whose arrays are on the GPUs of this machine. Skipped without CuPy, or GPUs for two ranks."""
+"""Processes whose arrays are on the GPUs of this machine. Skipped without CuPy, or GPUs for two ranks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ print("running", flush=True)
 def _gpus():
     if importlib.util.find_spec("cupy") is None:
         pytest.skip("CuPy is not installed")
-    found = subprocess.run([sys.executable, "-W", "ignore", "-c", COUNT], capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", COUNT], capture_output=True, text=True, check=True
+    )
     count = int(found.stdout)
     if count < 2 and not (count and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"):
         pytest.skip("needs two GPUs, or one and NCCL_MULTI_RANK_GPU_ENABLE=1")

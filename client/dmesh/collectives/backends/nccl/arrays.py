@@ -64,8 +64,8 @@ class GpuArrays:
         with cupy.cuda.Device(device):
             if cupy.cuda.get_current_stream().is_capturing():
                 raise CollectiveError(
-                    f"{what} was called while a CUDA graph is captured: its ranks agree on each call, which a "
-                    "graph cannot repeat; call it before begin_capture() or after end_capture()"
+                    f"{what} was called while a CUDA graph is captured: its ranks agree on each call, which "
+                    "a graph cannot repeat; call it before begin_capture() or after end_capture()"
                 )
             yield
 
@@ -131,7 +131,8 @@ def load_nccl() -> Any:
     nccl = importlib.import_module("cupy.cuda.nccl")
     if not nccl.available:
         raise MissingExtraError(
-            "collectives of GPU arrays need NCCL, which CuPy does not find: pip install 'dmesh[nccl]'"
+            "collectives of GPU arrays need NCCL, which CuPy does not find: pip install 'dmesh[nccl]', or "
+            "'dmesh[nccl-cuda13]' for CUDA 13"
         )
     return nccl
 
