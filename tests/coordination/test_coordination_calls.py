@@ -91,3 +91,41 @@ def test_a_key_that_is_changed_otherwise_is_owned_no_longer(server, join, change
         agent.key_value_set(key, "1", owned=True)
     change(agent)
     assert set(agent._owned._values) == left
+
+
+def test_a_call_made_when_the_program_is_over_is_answered(server, spawn) -> None:
+    """Python 3.12 and later start no thread any more, and none of gRPC's is there to be used."""
+    child = spawn(
+        """
+        import atexit
+        from dmesh.v1.progress_pb2 import ListClustersRequest
+        link = agent._link
+
+        def ask():
+            for _ in range(2):
+                say(str(link.attempt(link.coordination.ListClusters, ListClustersRequest(), 30.0)))
+            agent.close()
+            say("closed")
+
+        atexit.register(ask)
+        """,
+        server.address,
+    )
+    assert child.wait(SECONDS) == 0
+    assert "code=" not in child.out
+    assert child.out.endswith("closed")
+    assert child.err == ""
+
+
+def test_a_call_that_grpc_cannot_begin_says_why(server, join, monkeypatch) -> None:
+    agent = join(server.address)
+    link = agent._link
+
+    def start(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(link.coordination.ListClusters), "future", start)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            agent.cancel_barrier("b")
+    agent.key_value_set("k", "v")

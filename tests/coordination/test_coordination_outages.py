@@ -163,6 +163,33 @@ def test_a_coordinator_that_stays_away_is_given_up(
         agent.leave(timeout=0.5)
 
 
+def test_a_program_that_ends_without_its_coordinator_ends(standalone, spawn) -> None:
+    server = standalone("--memory", *LEASE)
+    child = spawn(
+        """
+        import atexit
+        from dmesh.errors import CoordinatorUnavailableError
+
+        def leave():
+            try:
+                agent.leave(timeout=1.0)
+            except CoordinatorUnavailableError:
+                say("unavailable")
+
+        atexit.register(leave)
+        agent.start()
+        say("running")
+        while agent.attached:
+            time.sleep(0.01)
+        """,
+        server.address,
+    )
+    child.wait_for("running")
+    server.kill()
+    assert child.wait(60) == 0
+    assert child.out.endswith("unavailable")
+
+
 def test_who_waits_is_told_of_an_absence(standalone, join, background) -> None:
     server = standalone("--memory", *LEASE, "--heartbeat-interval", "0.1")
     said: queue.Queue = queue.Queue()

@@ -6,6 +6,7 @@ import os
 import queue
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import grpc
@@ -18,7 +19,7 @@ from dmesh.coordination.faults import CHANNEL_CLOSED, Fault
 from dmesh.coordination.retry import DEFAULT_PATIENCE, Patience
 from dmesh.coordination.tls_diagnosis import diagnose
 from dmesh.coordination.tracing import NO_TRACING, Carried, Tracing
-from dmesh.coordination.waiting import SerialExecutor, take
+from dmesh.coordination.waiting import SerialExecutor, may_start_threads, take
 from dmesh.v1 import coordination_pb2 as pb
 from dmesh.v1.coordination_pb2_grpc import CoordinationServiceStub
 from dmesh.v1.key_value_pb2_grpc import KeyValueServiceStub
@@ -130,27 +131,37 @@ class Link:
         look: Callable[[], None] | None,
         carried: Carried,
     ) -> _Response | Fault:
-        box: queue.SimpleQueue[_Response | Fault] = queue.SimpleQueue()
+        box: queue.SimpleQueue[_Response | Fault | Exception] = queue.SimpleQueue()
         begun: list[grpc.Future[_Response]] = []
 
         def begin() -> None:
             try:
+                if not may_start_threads():  # the program is over, and so are the calls of its other threads
+                    box.put(self._outcome(partial(method, request, timeout=deadline, metadata=carried)))
+                    return
                 future = method.future(request, timeout=deadline, metadata=carried)
             except ValueError:
                 box.put(CHANNEL_CLOSED)
                 return
+            except Exception as error:  # noqa: BLE001 -- raised below
+                box.put(error)
+                return
             begun.append(future)
-            future.add_done_callback(lambda done: box.put(self._outcome(done)))
+            future.add_done_callback(lambda done: box.put(self._outcome(done.result)))
 
         if not self._executor.submit(begin):
             return CHANNEL_CLOSED
         try:
             while True:
                 try:
-                    return take(box, _LOOK)
+                    outcome = take(box, _LOOK)
                 except queue.Empty:
                     if look is not None:
                         look()
+                    continue
+                if isinstance(outcome, Exception):
+                    raise outcome
+                return outcome
         except BaseException:
             # Jobs run in order: whatever was to be begun has been begun by then.
             self._executor.submit(lambda: [future.cancel() for future in begun])
@@ -185,9 +196,9 @@ class Link:
         elif fault is not CHANNEL_CLOSED:
             self.contact.failed()
 
-    def _outcome(self, done: grpc.Future[_Response]) -> _Response | Fault:
+    def _outcome(self, result: Callable[[], _Response]) -> _Response | Fault:
         try:
-            response = done.result()
+            response = result()
         except grpc.FutureCancelledError:
             return Fault(0, "the call was cancelled", code=grpc.StatusCode.CANCELLED)
         except grpc.RpcError as error:

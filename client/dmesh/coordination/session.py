@@ -24,7 +24,7 @@ from dmesh.coordination.retry import Patience
 from dmesh.coordination.session_listener import SessionListener
 from dmesh.coordination.store_loss import loss_between, refused_by, revision_of
 from dmesh.coordination.stream import GrpcStream
-from dmesh.coordination.waiting import Bell, Worker
+from dmesh.coordination.waiting import Bell, Worker, may_start_threads
 from dmesh.errors import CoordinationError, CoordinatorUnavailableError, DMeshError, StoreLostError
 from dmesh.v1 import common_pb2, coordination_pb2
 from dmesh.v1 import coordination_pb2 as pb
@@ -351,6 +351,8 @@ class Session:
 
     def _serve(self) -> Fault:
         """Open a session in the fastest way there is, and serve it until it ends; return why it did."""
+        if not may_start_threads():
+            return self._ended(Fault(0, "the program is over", code=grpc.StatusCode.UNAVAILABLE))
         if not framed_connection.AVAILABLE:
             self._slower = "this system has no `poll`"
         elif self._link.use_proxy:

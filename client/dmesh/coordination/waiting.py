@@ -38,6 +38,17 @@ def take(box: queue.SimpleQueue[T], seconds: float) -> T:
         return box.get(timeout=seconds)
 
 
+def may_start_threads() -> bool:
+    """Return whether a new thread would run.
+
+    CPython 3.12 and later refuse to start threads once the program is over, already while functions of
+    `atexit` run ("can't create new thread at interpreter shutdown"). gRPC starts a thread for a call with a
+    future unless another one is under way, and does not recover if it cannot: no such call ends any more, and
+    neither does closing the channel. A call that blocks its thread needs no other one.
+    """
+    return threading.main_thread().is_alive()
+
+
 class Bell:
     """Lets threads wait for a condition that others bring about. An interrupt-proof `threading.Condition`."""
 
