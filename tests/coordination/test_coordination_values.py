@@ -522,6 +522,33 @@ def test_a_listener_may_close_the_notices() -> None:
     notices.close()
 
 
+def test_a_listener_hears_of_a_departure_when_the_program_is_over(server, join, spawn) -> None:
+    """Python 3.12 and later start no thread for the first one any more."""
+    other = join(server.address, 0)
+    child = spawn(
+        """
+        import atexit, queue
+        departed = queue.SimpleQueue()
+
+        def over():
+            say("over")
+            say(departed.get(timeout=30).state.name)
+            agent.leave()
+
+        agent.start()
+        agent.add_departure_listener(departed.put)
+        atexit.register(over)
+        """,
+        server.address,
+        1,
+    )
+    child.wait_for("over")
+    other.leave()
+    assert child.wait(60) == 0
+    assert child.out.endswith("LEFT")
+    assert child.err == ""
+
+
 def test_final_failures_are_told_to_late_listeners_and_others_are_not() -> None:
     for final in (True, False):
         notices, told = EventDispatcher("test-notices"), []

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dmesh._locks import Lock
 from dmesh._log import logger
 from dmesh.coordination.members import Member, Task
-from dmesh.coordination.waiting import Worker
+from dmesh.coordination.waiting import Worker, may_start_threads
 from dmesh.errors import CoordinationError
 
 DepartureListener = Callable[[Member], None]
@@ -26,8 +26,9 @@ class EventDispatcher:
     """Departures and failures, reported once to every listener, in order.
 
     A listener that is added late also gets earlier events: some may happen between joining a cluster and
-    adding a listener. The thread starts with the first event. The queue of events is bounded by
-    the number of members that can depart and rejoin, and how often they get stuck.
+    adding a listener. The thread starts with the first listener: the first event may come when the program is
+    over, and no thread starts any more. The queue of events is bounded by the number of members that can
+    depart and rejoin, and how often they get stuck.
     """
 
     def __init__(self, name: str) -> None:
@@ -48,6 +49,7 @@ class EventDispatcher:
     def add_departure_listener(self, listener: DepartureListener) -> None:
         """Add a listener for departures of members."""
         with self._lock:
+            self._start()
             self._departure_listeners.append(listener)
             for member in self._departed.values():
                 self._dispatch(lambda member=member: listener(member))  # type: ignore[misc]
@@ -55,16 +57,19 @@ class EventDispatcher:
     def add_rejoin_listener(self, listener: RejoinListener) -> None:
         """Add a listener for members that take the slot of a departed one, from now on."""
         with self._lock:
+            self._start()
             self._rejoin_listeners.append(listener)
 
     def add_liveness_listener(self, listener: LivenessListener) -> None:
         """Add a listener for members that become blocked, stuck or live again, from now on."""
         with self._lock:
+            self._start()
             self._liveness_listeners.append(listener)
 
     def add_failure_listener(self, listener: FailureListener) -> None:
         """Add a listener for failures of the session."""
         with self._lock:
+            self._start()
             self._failure_listeners.append(listener)
             if self._final is not None:
                 final = self._final
@@ -136,10 +141,13 @@ class EventDispatcher:
     def _dispatch(self, notice: _Dispatch) -> None:
         if self._closed:
             return
-        if self._worker is None:
+        self._start()
+        self._queue.put(notice)
+
+    def _start(self) -> None:
+        if self._worker is None and not self._closed and may_start_threads():
             self._worker = Worker(self._run, self._name)
             self._worker.start()
-        self._queue.put(notice)
 
     def _run(self) -> None:
         while (notice := self._queue.get()) is not None:
