@@ -94,8 +94,8 @@ class Link:
         Raises:
             ValueError: The channel is closed.
         """
-        method: Any = self._channel.current().stream_stream(_SESSION, None, pb.SessionResponse.FromString)
-        stream: grpc._CallIterator[pb.SessionResponse] = method(requests, metadata=self._channel.metadata())
+        method = self._channel.stream_stream(_SESSION, None, pb.SessionResponse.FromString)
+        stream: grpc._CallIterator[pb.SessionResponse] = method(requests)
         return stream
 
     def attempt(
