@@ -7,11 +7,19 @@ import queue
 import re
 import signal
 
+import grpc
 import pytest
+from tests.waiting import free_ports
 
+from dmesh.coordination.credentials import Credentials
+from dmesh.coordination.faults import Fault
+from dmesh.coordination.link import Link
 from dmesh.coordination.members import MemberState
 from dmesh.coordination.retry import Patience
 from dmesh.errors import CoordinationError, CoordinatorUnavailableError, StoreLostError
+from dmesh.v1 import common_pb2
+from dmesh.v1 import progress_pb2 as pb
+from dmesh_server.embedded import start as start_server
 
 LEASE = ("--lease", "120")
 
@@ -75,6 +83,35 @@ def test_calls_made_while_the_server_is_away_take_effect_once(restartable, durab
     # Everybody knows now; nothing that was under way has taken effect in the new store.
     assert agent.key_value_try_get("kept") is None
     assert agent.key_value_increment("n") == 1
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_the_first_call_after_a_server_has_started_reaches_it(restarted, limits) -> None:
+    # gRPC's own channel refuses calls until it has connected in the background; old versions never do.
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    link = Link(address, credentials=Credentials(None))
+    request = pb.GetProgressRequest(caller=common_pb2.Caller(cluster="default"))
+
+    def code() -> grpc.StatusCode | None:
+        answer = link.attempt(link.coordination.GetProgress, request, 60)
+        return answer.code if isinstance(answer, Fault) else grpc.StatusCode.OK
+
+    try:
+        if restarted:
+            server = start_server(address, limits)
+            assert code() is grpc.StatusCode.OK
+            server.stop(0)
+        while code() is not grpc.StatusCode.UNAVAILABLE:
+            pass  # the end of the connection may be on its way
+        assert code() is grpc.StatusCode.UNAVAILABLE
+        server = start_server(address, limits)
+        try:
+            reached = code()
+        finally:
+            server.stop(0)
+        assert reached is grpc.StatusCode.OK
+    finally:
+        link.close()
 
 
 @pytest.mark.parametrize("durable", [True])

@@ -36,10 +36,8 @@ def channel_options(patience: Patience = DEFAULT_PATIENCE, *, use_proxy: bool = 
         ("grpc.http2.min_time_between_pings_ms", interval // 2),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
-        # A restarted coordinator is found within about a second. The third is how long one attempt to connect
-        # may take, whatever its name says.
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 1_000),
+        # How long an attempt to connect may take, whatever the option's name says. After one that failed
+        # there is another channel, see `credentials`: gRPC's own waits between attempts do not matter.
         ("grpc.min_reconnect_backoff_ms", 5_000),
         ("grpc.dns_min_time_between_resolutions_ms", 1_000),
         # Calls are made again here, with their request id, not by gRPC.

@@ -13,6 +13,7 @@ import grpc
 
 from dmesh._locks import Lock
 from dmesh._log import logger
+from dmesh.coordination import faults
 from dmesh.coordination.channel import ChannelOptions
 from dmesh.errors import ConfigurationError
 from dmesh.security import tokens
@@ -174,10 +175,14 @@ def _metadata(source: TokenSource | None) -> Metadata:
 
 
 class _AuthorizedChannel(grpc.Channel):
-    """Adds the token to calls, and opens a new connection when the certificates have changed.
+    """Adds the token to calls; replaces a channel that could not connect, or has other certificates by now.
 
     gRPC's channels keep their certificates for life. So after a change, new calls go through a new channel,
     and the old one stays for the streams that it carries.
+
+    A channel that failed to connect refuses calls at once and connects again in the background. Up to
+    grpcio 1.78 nothing but a timer advances that attempt: it takes 8 to 18 s, and up to 1.70 it never ends
+    (grpc/grpc#38290). A new channel's first call waits for the connection, and advances it.
     """
 
     def __init__(self, credentials: Credentials, address: str, options: ChannelOptions) -> None:
@@ -189,20 +194,35 @@ class _AuthorizedChannel(grpc.Channel):
         if tls is not None and tls.server_name is not None:
             self._options.append(("grpc.ssl_target_name_override", tls.server_name))
         self._lock = Lock()
+        self._tls = None if tls is None else tls.credentials()
         self._channels = [self._open()]
+        self._unconnected: grpc.Channel | None = None
         self._closed = False
 
     def current(self) -> grpc.Channel:
         """Return the channel for new calls."""
-        if self._files is not None and self._files.changed():
-            try:
-                channel = self._open()
-            except (ConfigurationError, OSError) as error:  # as while they are being replaced
-                logger.warning("keeping the certificates that were read before: %s", error)
-            else:
-                self._take(channel)
+        renewed = self._read_again()
         with self._lock:
-            return self._channels[-1]
+            channel, unconnected = self._channels[-1], self._unconnected
+            self._unconnected = None
+            if self._closed or not (renewed or channel is unconnected):
+                return channel
+            old = []
+            if channel is unconnected:
+                old.append(self._channels.pop())
+            elif len(self._channels) == _KEPT_CHANNELS:
+                old.append(self._channels.pop(0))
+            channel = self._open()
+            self._channels.append(channel)
+        for one in old:
+            one.close()
+        return channel
+
+    def note(self, channel: grpc.Channel, call: grpc.Call) -> None:
+        """Note how a call ended; on a thread of gRPC's, which must not close the channel."""
+        if faults.no_connection(call):
+            with self._lock:
+                self._unconnected = channel
 
     def metadata(self) -> Metadata:
         """Return what to send with a call."""
@@ -239,20 +259,22 @@ class _AuthorizedChannel(grpc.Channel):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _open(self) -> grpc.Channel:
+    def _read_again(self) -> bool:
+        """Read the certificates again if their files have changed; return whether there are new ones."""
         tls = self._credentials.tls
-        if tls is None:
-            return grpc.insecure_channel(self._address, options=self._options)
-        return grpc.secure_channel(self._address, tls.credentials(), options=self._options)
+        if tls is None or self._files is None or not self._files.changed():
+            return False
+        try:
+            self._tls = tls.credentials()
+        except (ConfigurationError, OSError) as error:  # as while they are being replaced
+            logger.warning("keeping the certificates that were read before: %s", error)
+            return False
+        return True
 
-    def _take(self, channel: grpc.Channel) -> None:
-        with self._lock:
-            self._channels.append(channel)
-            old = [] if len(self._channels) <= _KEPT_CHANNELS else [self._channels.pop(0)]
-            if self._closed:
-                old.append(channel)
-        for one in old:
-            one.close()
+    def _open(self) -> grpc.Channel:
+        if self._tls is None:
+            return grpc.insecure_channel(self._address, options=self._options)
+        return grpc.secure_channel(self._address, self._tls, options=self._options)
 
 
 def name_of(method: object) -> str:
@@ -273,15 +295,24 @@ class _AuthorizedMethod:
         self._made: tuple[grpc.Channel | None, Any] = (None, None)
 
     def __call__(self, request: object, timeout: float | None = None, metadata: Metadata = ()) -> Any:
-        return self._method()(request, timeout=timeout, metadata=self._channel.metadata() + metadata)
+        channel, method = self._method()
+        return self._begun(channel, method(request, **self._options(timeout, metadata)))
 
     def future(self, request: object, timeout: float | None = None, metadata: Metadata = ()) -> Any:
-        return self._method().future(request, timeout=timeout, metadata=self._channel.metadata() + metadata)
+        channel, method = self._method()
+        return self._begun(channel, method.future(request, **self._options(timeout, metadata)))
 
-    def _method(self) -> Any:
+    def _options(self, timeout: float | None, metadata: Metadata) -> dict[str, Any]:
+        return {"timeout": timeout, "metadata": self._channel.metadata() + metadata}
+
+    def _begun(self, channel: grpc.Channel, call: Any) -> Any:
+        call.add_done_callback(lambda done: self._channel.note(channel, done))
+        return call
+
+    def _method(self) -> tuple[grpc.Channel, Any]:
         current = self._channel.current()
         channel, method = self._made
         if channel is not current:
             method = getattr(current, self._kind)(*self._args, **self._kwargs)
             self._made = (current, method)
-        return method
+        return current, method

@@ -129,6 +129,7 @@ _TRANSIENT = frozenset(
     {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
 )
 _HANDSHAKE_FAILURES = ("andshake failed", "Verification Check", "Socket closed", "reset", "Broken pipe")
+_NO_CONNECTION = ("failed to connect", "DNS resolution failed", "Domain name not found", "errors resolving")
 _BROKEN_STREAM = ("RST_STREAM", "Stream removed", "stream terminated")
 
 
@@ -242,6 +243,12 @@ def from_rpc(error: grpc.RpcError) -> Fault:
                 break
             return replace(fault, code=code)
     return Fault(0, call.details() or code.name, code=code)
+
+
+def no_connection(call: grpc.Call) -> bool:
+    """Return whether a call failed because its channel could not connect."""
+    details = call.details() or ""
+    return call.code() is grpc.StatusCode.UNAVAILABLE and any(words in details for words in _NO_CONNECTION)
 
 
 _CAUSES: tuple[tuple[str, str], ...] = (

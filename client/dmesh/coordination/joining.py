@@ -88,7 +88,7 @@ def register(
 def _wait_for_listener(session: Session, deadline: float) -> None:
     """Wait a moment for a coordinator of this host that is about to listen, as client 0's does.
 
-    Connecting a socket costs microseconds: it can be tried more often than a call, which gRPC makes wait
+    Connecting a socket costs microseconds: it can be tried more often than a call, which takes a new channel
     after each connection that was refused.
     """
     host, port = split_address(session.address, "the coordinator's address")

@@ -7,7 +7,7 @@ import queue
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -95,8 +95,8 @@ class Link:
         Raises:
             ValueError: The channel is closed.
         """
-        method: Any = self._channel.current().stream_stream(_SESSION, None, pb.SessionResponse.FromString)
-        stream: grpc._CallIterator[pb.SessionResponse] = method(requests, metadata=self._channel.metadata())
+        method = self._channel.stream_stream(_SESSION, None, pb.SessionResponse.FromString)
+        stream: grpc._CallIterator[pb.SessionResponse] = method(requests)
         return stream
 
     def attempt(
