@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from contextlib import suppress
 from functools import cached_property, lru_cache
 from threading import Lock
@@ -13,11 +14,12 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from dmesh.config.host import own_cpus
 from dmesh.devices.device import ThisClient, this_client
 from dmesh.errors import MeshError, SharedMemoryError, UnshardableError
 from dmesh.mesh import Mesh
 from dmesh.mesh.ownership import owners
-from dmesh.runtime import context
+from dmesh.runtime import context, ranks
 
 if TYPE_CHECKING:
     from dmesh.collectives.communicator import Communicator
@@ -95,6 +97,17 @@ class Grid:
     def strides(self) -> tuple[int, ...]:
         """Distance of neighbors along each dimension, in positions."""
         return tuple(self.mesh.strides)
+
+    @cached_property
+    def threads(self) -> int:
+        """Number of threads for the blocks of this client, the caller's included.
+
+        `OMP_NUM_THREADS` if it is set, as `dmesh run` does, else the CPUs divided by the clients on this host.
+        """
+        given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+        cpus = len(own_cpus())
+        wanted = int(given) if given.isdecimal() and int(given) else cpus // ranks.local_size()
+        return max(1, min(wanted, cpus))
 
     def position(self, coords: tuple[int, ...]) -> int:
         """Return the position of the device at some coordinates."""
