@@ -94,7 +94,7 @@ def test_the_first_error_is_raised():
         def kernel(block):
             raise ValueError(f"block {block[0]:.0f}")
 
-        with pytest.raises(ValueError, match="^block 0$"):
+        with pytest.raises(ValueError, match=r"^block 0$"):
             unary(kernel)(on(mesh, LARGE))
 
     run(FOUR, program)

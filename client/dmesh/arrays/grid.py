@@ -102,7 +102,7 @@ class Grid:
     def threads(self) -> int:
         """Number of threads for the blocks of this client, the caller's included.
 
-        `OMP_NUM_THREADS` if it is set, as `dmesh run` does, else the CPUs divided by the clients on this host.
+        `OMP_NUM_THREADS` if it is set, as `dmesh run` does, else the CPUs divided by the host's clients.
         """
         given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
         cpus = len(own_cpus())
