@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dmesh.config.host import own_cpus
-from dmesh.devices.device import ThisClient, this_client
+from dmesh.devices.device import ThisClient, known_members, this_client
 from dmesh.errors import MeshError, SharedMemoryError, UnshardableError
 from dmesh.mesh import Mesh
 from dmesh.mesh.ownership import owners
-from dmesh.runtime import context, ranks
+from dmesh.runtime import context
 
 if TYPE_CHECKING:
     from dmesh.collectives.communicator import Communicator
@@ -106,7 +106,9 @@ class Grid:
         """
         given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
         cpus = len(own_cpus())
-        wanted = int(given) if given.isdecimal() and int(given) else cpus // ranks.local_size()
+        hosts = {member.rank: (member.process.boot_id, member.process.host) for member in known_members()}
+        beside = sum(host == hosts.get(self.client) for host in hosts.values())
+        wanted = int(given) if given.isdecimal() and int(given) else cpus // max(1, beside)
         return max(1, min(wanted, cpus))
 
     def position(self, coords: tuple[int, ...]) -> int:
