@@ -89,6 +89,30 @@ def test_two_arrays(data):
     run(world, in_turn, cases)
 
 
+METHODS = (
+    "inverted_cdf", "averaged_inverted_cdf", "closest_observation", "interpolated_inverted_cdf", "hazen", "weibull", "linear",
+    "median_unbiased", "normal_unbiased", "lower", "higher", "midpoint", "nearest",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_quantiles_of_all_methods(method):
+    q = np.linspace(0, 1, 13)
+    cases = []
+    for n in (1, 7, 24):
+        values = np.sin(np.arange(n) * 7.0)
+        holes = np.where(np.arange(n) % 3 == 1, np.nan, values)
+        whole_numbers = np.arange(n) * 5 % n
+        for data in (values, values.astype("float32"), holes, whole_numbers):
+            made = Made(data, ("x",))
+            cases += [
+                ("quantile", lambda a: np.quantile(a, q, method=method), [made]),
+                ("percentile", lambda a: np.percentile(a, 37, method=method), [made]),
+                ("nanquantile", lambda a: np.nanquantile(a, [[0.1, 0.5]], method=method), [made]),
+            ]
+    run(World(2, 2, (4,)), in_turn, cases)
+
+
 ALONG = {
     "sort": lambda a, axis: np.sort(a, axis), "argsort": lambda a, axis: np.argsort(a, axis, kind="stable"),
     "median": lambda a, axis: np.median(a, axis) if a.size else a, "quantile": lambda a, axis: np.quantile(a, [0.2, 1], axis) if a.size else a,

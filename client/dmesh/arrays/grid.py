@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from contextlib import suppress
 from functools import cached_property, lru_cache
 from threading import Lock
@@ -13,7 +14,8 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from dmesh.devices.device import ThisClient, this_client
+from dmesh.config.host import own_cpus
+from dmesh.devices.device import ThisClient, known_members, this_client
 from dmesh.errors import MeshError, SharedMemoryError, UnshardableError
 from dmesh.mesh import Mesh
 from dmesh.mesh.ownership import owners
@@ -95,6 +97,19 @@ class Grid:
     def strides(self) -> tuple[int, ...]:
         """Distance of neighbors along each dimension, in positions."""
         return tuple(self.mesh.strides)
+
+    @cached_property
+    def threads(self) -> int:
+        """Number of threads for the blocks of this client, the caller's included.
+
+        `OMP_NUM_THREADS` if it is set, as `dmesh run` does, else the CPUs divided by the host's clients.
+        """
+        given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+        cpus = len(own_cpus())
+        hosts = {member.rank: (member.process.boot_id, member.process.host) for member in known_members()}
+        beside = sum(host == hosts.get(self.client) for host in hosts.values())
+        wanted = int(given) if given.isdecimal() and int(given) else cpus // max(1, beside)
+        return max(1, min(wanted, cpus))
 
     def position(self, coords: tuple[int, ...]) -> int:
         """Return the position of the device at some coordinates."""

@@ -62,7 +62,8 @@ def register_op(
 
     Args:
         kernel: Takes a block of each sharded operand, and other arguments as they are. Returns the blocks
-            of the results. Must not write to its arguments.
+            of the results. Must not write to its arguments. For large blocks, it is called in several
+            threads at once.
         rule: Takes an `ArraySpec` for each sharded operand, and other arguments as they are. Returns the
             layout that each operand has to have, None for those that are no sharded arrays; and an
             `ArraySpec`, or several, of the results, whose blocks the kernel makes on the same devices. It

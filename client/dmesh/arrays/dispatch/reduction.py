@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from dmesh.arrays.dispatch.operands import aligned, blocks_for, check_operand, free_axes, slots_for
+from dmesh.arrays.dispatch.threads import LARGE
 from dmesh.arrays.dispatch.ufunc import MOST_PLANS, check_out, elementwise, run_local, store
 from dmesh.arrays.dtensor import DTensor, exchange
 from dmesh.arrays.spec import WHOLE, Spec, spec_of
@@ -128,6 +129,7 @@ def _reduce(
     placed: list[Spec | None] = [spec]
     if plain and spec is x.spec and not (extreme and any(0 in local for local in spec.local_shapes)):
         same = slots_for(target, spec) == tuple(range(len(spec.slots)))
+        same &= spec.largest < LARGE or len(spec.slots) == 1  # others have threads
         if same and x.size and len(_reductions) < MOST_PLANS:
             _reductions[key] = target, not shape
     masked = where is not True

@@ -23,6 +23,7 @@ from dmesh.arrays.dispatch.operands import (
     slots_for,
 )
 from dmesh.arrays.dispatch.registry import hook
+from dmesh.arrays.dispatch.threads import each
 from dmesh.arrays.dtensor import DTensor
 from dmesh.arrays.grid import RECYCLED
 from dmesh.arrays.spec import Spec, spec_of
@@ -214,13 +215,16 @@ def still(ufunc: np.ufunc, plan: Plan, inputs: Sequence[Any]) -> tuple[DTensor, 
         if shards is None:
             return None
         columns.append([shards[slot] for slot in slots])
-    rows = zip(*columns, strict=True)
+    rows = list(zip(*columns, strict=True))
     first = plan.out[0]
+    nbytes = max(first.largest, *(0 if spec is None else spec.largest for spec in plan.operands))
     if len(plan.out) == 1 and first.largest >= RECYCLED:
         empty = first.grid.empty
-        outs = (empty(shape, first.dtype) for shape in first.local_shapes)
-        return (DTensor(first, tuple(ufunc(*row, out=out) for row, out in zip(rows, outs, strict=True))),)
-    made = [ufunc(*blocks) for blocks in rows]
+        rows = [
+            (*row, empty(shape, first.dtype)) for row, shape in zip(rows, first.local_shapes, strict=True)
+        ]
+        return (DTensor(first, tuple(each(ufunc, rows, first.grid, nbytes))),)
+    made = each(ufunc, rows, first.grid, nbytes)
     if len(plan.out) > 1:
         results = zip(*made, strict=True)
         return tuple(
@@ -272,9 +276,9 @@ def run_local(
     if any(isinstance(x, DTensor) and x._shards is None for x in there):
         return tuple(DTensor(spec, None) for spec in out)
     columns = [blocks_for(first, x) if isinstance(x, DTensor) else [x] * len(first.slots) for x in there]
+    nbytes = max(one.largest for one in (*out, *(spec for spec in operands if spec is not None)))
     results: list[list[Any]] = [[] for _ in out]
-    for blocks in zip(*columns, strict=True):
-        made = kernel(*blocks)
+    for made in each(kernel, list(zip(*columns, strict=True)), first.grid, nbytes):
         for column, block, spec in zip(results, made if len(out) > 1 else (made,), out, strict=True):
             array = np.asarray(block)
             column.append(array if array.dtype == spec.dtype else array.astype(spec.dtype))

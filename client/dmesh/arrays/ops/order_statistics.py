@@ -60,7 +60,7 @@ def _statistic(function: Any, operands: int) -> Any:
             )
         else:
             x, dims = _merged(x, dims)
-            result = _by_sorting(name, function, x, dims[0], frozen)
+            result = _by_sorting(name, function, x, dims[0], frozen, kwargs.get("method", "linear"))
         # The quantiles lie along the first of the dimensions; they come to the front.
         count = result.shape[dims[0]]
         rest = [d for d in range(x.ndim) if d not in dims]
@@ -78,8 +78,53 @@ def _is_sortable(function: Any, x: DTensor, dims: tuple[int, ...], kwargs: dict[
     """Return whether a statistic is that of a few elements, which a sort along the dimensions finds."""
     skips = function in (np.nanmedian, np.nanquantile, np.nanpercentile)
     lines = x.ndim > len(dims)
-    plain = kwargs.get("method", "linear") == "linear" and kwargs.get("weights") is None
+    method = kwargs.get("method", "linear")
+    plain = (method in _DEFINITIONS or method in _PLACES) and kwargs.get("weights") is None
     return plain and x.size > 0 and x.dtype.kind in "iuf" and not (skips and lines)
+
+
+_DEFINITIONS: dict[str, tuple[float, float]] = {
+    "interpolated_inverted_cdf": (0, 1), "hazen": (0.5, 0.5), "weibull": (0, 0), "linear": (1, 1),
+    "median_unbiased": (1 / 3, 1 / 3), "normal_unbiased": (3 / 8, 3 / 8),
+}  # fmt: skip
+"""Alpha and beta of Hyndman and Fan's continuous definitions of a quantile."""
+
+
+def _averaged(n: int, at: Any) -> Any:
+    place = n * at - 1
+    low = np.floor(place)
+    return low + np.where(place == low, 0.5 * (place >= 0), 1)
+
+
+def _closest(n: int, at: Any) -> Any:
+    place = n * at - 1.5
+    low = np.floor(place)
+    parity = np.quantile(np.arange(3), 0.5, method="closest_observation")  # NumPy 2.0 differs from 2.4
+    return np.where((place == low) & (low % 2 == parity), low, low + 1)
+
+
+_PLACES: dict[str, Callable[[int, Any], Any]] = {
+    "inverted_cdf": lambda n, at: np.ceil(n * at - 1),
+    "averaged_inverted_cdf": _averaged,
+    "closest_observation": _closest,
+    "lower": lambda n, at: np.floor((n - 1) * at),
+    "higher": lambda n, at: np.ceil((n - 1) * at),
+    "midpoint": lambda n, at: (np.floor((n - 1) * at) + np.ceil((n - 1) * at)) / 2,
+    "nearest": lambda n, at: np.rint((n - 1) * at),
+}
+"""Where a quantile lies among sorted elements, from 0, for the other methods."""
+_WHOLE = ("inverted_cdf", "closest_observation", "lower", "higher", "nearest")
+"""Methods whose results are elements."""
+
+
+def _place(n: int, at: Any, method: str) -> Any:
+    """Return where quantiles lie among sorted elements: between two of them, if not a whole number."""
+    if method in _PLACES:
+        found = _PLACES[method](n, at)
+    else:
+        alpha, beta = _DEFINITIONS[method]
+        found = at * (n - 1) if method == "linear" else n * at + (alpha + at * (1 - alpha - beta)) - 1
+    return np.clip(found, 0, n - 1)
 
 
 def _merged(x: DTensor, dims: tuple[int, ...]) -> tuple[DTensor, tuple[int]]:
@@ -91,13 +136,16 @@ def _merged(x: DTensor, dims: tuple[int, ...]) -> tuple[DTensor, tuple[int]]:
     return reshape(last, (*(x.shape[d] for d in rest), math.prod(x.shape[d] for d in dims))), (len(rest),)
 
 
-def _by_sorting(name: str, function: Any, x: DTensor, dim: int, given: tuple[Any, ...]) -> DTensor:
-    """Return quantiles of the sorted elements that lie beside them; see NumPy's method "linear"."""
+def _by_sorting(
+    name: str, function: Any, x: DTensor, dim: int, given: tuple[Any, ...], method: str
+) -> DTensor:
+    """Return quantiles of the sorted elements that lie beside them."""
     ordered = sort_dim(name, x, dim)
     n = x.shape[dim]
     skips = function in (np.nanmedian, np.nanquantile, np.nanpercentile)
     if skips and x.dtype.kind == "f":
         n = int(reduce(np.add, elementwise(np.equal, (x, x), {}), None, np.intp).item())
+    options = {"method": method} if given else {}
     if function in (np.median, np.nanmedian):
         at = np.array([0.5])
     else:
@@ -107,14 +155,14 @@ def _by_sorting(name: str, function: Any, x: DTensor, dim: int, given: tuple[Any
             raise ValueError(
                 f"{'Percentiles' if scale > 1 else 'Quantiles'} must be in the range [0, {scale}]"
             )
-    place = at * max(n - 1, 0)
+    place = _place(max(n, 1), at, method)
     low = np.floor(place).astype(np.intp)
     high = np.minimum(low + 1, max(n - 1, 0))
     wanted = np.concatenate([low, high, [max(n - 1, 0) if skips else x.shape[dim] - 1]]).astype(np.intp)
     picks = [Pick(m) if d != dim else Pick(len(wanted), wanted) for d, m in enumerate(x.shape)]
     axes = [WHOLE if d == dim else axis for d, axis in enumerate(ordered.spec.axes)]
     taken = pick(ordered, picks, axes)
-    kind = np.asarray(function(np.ones(1, x.dtype), *given)).dtype
+    kind = np.asarray(function(np.ones(1, x.dtype), *given, **options)).dtype
     shape = tuple(len(at) if d == dim else m for d, m in enumerate(x.shape))
 
     def between(block: Any) -> Any:
@@ -123,6 +171,8 @@ def _by_sorting(name: str, function: Any, x: DTensor, dim: int, given: tuple[Any
         pairs = np.stack([values[:count], values[count : 2 * count]])
         if function in (np.median, np.nanmedian):
             found = np.where(place[0] == low[0], pairs[0], np.mean(pairs, axis=0))
+        elif method in _WHOLE:
+            found = pairs[0]
         else:
             found = np.stack([np.quantile(pairs[:, j], place[j] - low[j], axis=0) for j in range(count)])
         broken = values[-1] != values[-1]  # NaN is last

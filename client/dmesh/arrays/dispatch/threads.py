@@ -1,0 +1,64 @@
+"""Threads for the devices of one client: an operation's kernel on several large blocks at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import lru_cache
+from itertools import count
+from typing import Any
+
+from dmesh.arrays.grid import Grid
+
+LARGE = 1 << 20
+"""Bytes of a block from which a thread costs less than it saves."""
+
+
+def each(kernel: Callable[..., Any], rows: Sequence[Sequence[Any]], grid: Grid, nbytes: int) -> list[Any]:
+    """Return `kernel(*row)` for each row: in threads if the blocks are large, else one after the other.
+
+    Results and errors do not depend on the threads. They inherit the context of the caller, and with it
+    `np.errstate`. NumPy releases the interpreter's lock in most of its loops.
+
+    Args:
+        kernel: Takes the blocks of one device. Must not depend on the order of the calls.
+        rows: Blocks of each device.
+        grid: The mesh, which says how many threads this client may have.
+        nbytes: Size of the largest block of operands and results.
+
+    Raises:
+        BaseException: The error of the first row that has one.
+    """
+    threads = min(len(rows), grid.threads) if nbytes >= LARGE else 1
+    if threads < 2:
+        return [kernel(*row) for row in rows]
+    results: list[Any] = [None] * len(rows)
+    errors: dict[int, BaseException] = {}
+    numbers = count()  # next() on it is atomic, so that each row has one thread, and rows begin in order
+
+    def work() -> None:
+        while not errors and (at := next(numbers)) < len(rows):
+            try:
+                results[at] = kernel(*rows[at])
+            except BaseException as error:  # noqa: BLE001 -- raised in the caller's thread
+                errors[at] = error
+
+    helpers = [_pool().submit(copy_context().run, work) for _ in range(threads - 1)]
+    work()
+    for helper in helpers:
+        if not helper.cancel():  # busy threads of another operation are not waited for
+            helper.result()
+    if errors:
+        raise errors[min(errors)]
+    return results
+
+
+@lru_cache(maxsize=1)
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(256, thread_name_prefix="dmesh-device")  # a thread starts if none is idle
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not survive a fork
