@@ -52,6 +52,7 @@ def numpy_cases(rows: int) -> tuple[Cases, Barrier, int]:
     cases: Cases = {
         "a + b, 8 numbers": lambda: small + small,
         "matmul, rows": lambda: a @ a,
+        "matmul, contracted": lambda: a @ a,
         "a + b": lambda: big + big,
         "sum": lambda: float(big.sum()),
         "to replicated": big.copy,
@@ -71,11 +72,13 @@ def dmesh_cases(rows: int) -> tuple[Cases, Barrier, int]:
     whole = Layout.replicated(mesh, 2)
     a = np.ones((PRODUCT, PRODUCT), np.float32)
     x, y = dmesh.copy_to_mesh(a, cut), dmesh.copy_to_mesh(a, whole)
+    inner = dmesh.copy_to_mesh(a, columns)
     z = dmesh.copy_to_mesh(np.ones((rows, 4096)), cut)
     small = dmesh.ones(8 * dmesh.size(), layout=Layout(["x"], mesh))
     cases: Cases = {
         "a + b, 8 numbers": lambda: small + small,
         "matmul, rows": lambda: x @ y,
+        "matmul, contracted": lambda: dmesh.relayout(inner @ x, cut),
         "a + b": lambda: z + z,
         "sum": lambda: float(z.sum()),
         "to replicated": lambda: dmesh.relayout(z, whole),
@@ -95,11 +98,13 @@ def torch_cases(rows: int) -> tuple[Cases, Barrier, int]:
     mesh = init_device_mesh("cpu", (int(os.environ["WORLD_SIZE"]),))
     a = torch.ones(PRODUCT, PRODUCT)
     x, y = distribute_tensor(a, mesh, [Shard(0)]), distribute_tensor(a, mesh, [Replicate()])
+    inner = distribute_tensor(a, mesh, [Shard(1)])
     z = distribute_tensor(torch.ones(rows, 4096, dtype=torch.float64), mesh, [Shard(0)])
     small = distribute_tensor(torch.ones(8 * mesh.size(), dtype=torch.float64), mesh, [Shard(0)])
     cases: Cases = {
         "a + b, 8 numbers": lambda: small + small,
         "matmul, rows": lambda: x @ y,
+        "matmul, contracted": lambda: (inner @ x).redistribute(mesh, [Shard(0)]).to_local(),
         "a + b": lambda: z + z,
         "sum": lambda: z.sum().full_tensor().item(),
         "to replicated": lambda: z.redistribute(mesh, [Replicate()]).to_local(),
@@ -117,11 +122,13 @@ def heat_cases(rows: int) -> tuple[Cases, Barrier, int]:
     torch.set_num_threads(1)
     x = heat.ones((PRODUCT, PRODUCT), split=0)
     y = heat.ones((PRODUCT, PRODUCT), split=None)
+    inner = heat.ones((PRODUCT, PRODUCT), split=1)
     z = heat.ones((rows, 4096), dtype=heat.float64, split=0)
     small = heat.ones(8 * MPI.COMM_WORLD.size, dtype=heat.float64, split=0)
     cases: Cases = {
         "a + b, 8 numbers": lambda: small + small,
         "matmul, rows": lambda: x @ y,
+        "matmul, contracted": lambda: inner @ x,
         "a + b": lambda: z + z,
         "sum": lambda: float(z.sum()),
         "to replicated": lambda: heat.resplit(z, None),
