@@ -132,9 +132,14 @@ def matmul(a: Any, b: Any, /, **kwargs: Any) -> DTensor:
         )
     out: Labels = (*batch, *(["i"] if a.ndim > 1 else []), *(["j"] if b.ndim > 1 else []))
     a, b = (x if x.dtype == dtype else astype(x, dtype) for x in (a, b))
-    return contract(
-        "np.matmul", np.matmul, _whole_ones(a, left), _whole_ones(b, right), left, right, out, dtype
-    )
+    grid = a.spec.grid
+
+    def kernel(x: Any, y: Any) -> Any:
+        if x.ndim != 2 or y.ndim != 2:
+            return np.matmul(x, y)
+        return np.matmul(x, y, out=grid.empty((x.shape[0], y.shape[1]), dtype))
+
+    return contract("np.matmul", kernel, _whole_ones(a, left), _whole_ones(b, right), left, right, out, dtype)
 
 
 def _matmul_dtype(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:

@@ -87,7 +87,7 @@ class Reduce:
                     [self._block(folded[key], place[0]) for key in keys for place in lines[client].places]
                     for client in clients
                 ]
-                flat = np.concatenate([block.reshape(-1) for each in blocks for block in each])
+                flat = _joined([block for each in blocks for block in each])
                 counts = [sum(block.size for block in each) for each in blocks]
                 mine = reduce_among(group, flat, op, counts)
                 own, at, found = blocks[clients.index(grid.client)], 0, {}
@@ -157,6 +157,17 @@ class Move:
         if counts is None:
             return run_exchange(self.exchange, shards, self.source.dtype)
         return (gather_rows(self.source.grid.group(), shards, counts),)
+
+
+def _joined(blocks: Sequence[Array]) -> Array:
+    """Return the elements of blocks, one block after the other; without a copy if they lie so in memory."""
+    base, at = blocks[0].base, blocks[0].ctypes.data
+    for block in blocks:
+        if base is None or block.base is not base or block.ctypes.data != at or not block.flags.c_contiguous:
+            return np.concatenate([block.reshape(-1) for block in blocks])
+        at += block.nbytes
+    first = blocks[0]
+    return np.lib.stride_tricks.as_strided(first, (sum(b.size for b in blocks),), (first.itemsize,))
 
 
 Step = Reduce | Move
