@@ -143,6 +143,11 @@ def _vector(name: str, subscripts: str) -> Callable[..., Any]:
             a, b = np.moveaxis(a, axis, -1), np.moveaxis(b, axis, -1)
         if kwargs:
             raise UnshardableError(f"{name} of sharded arrays has no argument {next(iter(kwargs))}=")
+        lengths = a.shape[-1], b.shape[-2 if name == "np.vecmat" else -1]
+        if lengths[0] != lengths[1]:  # unlike einsum, no length of 1 is repeated
+            raise ValueError(
+                f"{name} sums over dimensions of one length, not of {lengths[0]} and {lengths[1]}"
+            )
         x = elementwise(np.conjugate, (a,), {}) if a.dtype.kind == "c" and subscripts[:6] != "...ij," else a
         return einsum(subscripts, x, b)
 
