@@ -480,6 +480,14 @@ def test_products_of_vectors_repeat_no_length_of_one(name, world):
 
 
 @BOTH
+@pytest.mark.parametrize("shapes", [((0, 3), (1, 3)), ((1, 3), (0, 3)), ((2, 0, 3), (2, 1, 3))])
+def test_products_of_no_vectors_with_one_are_none(shapes, world):
+    x, y = np.ones(shapes[0]), np.ones(shapes[1])
+    found = on(world, lambda: xp.vecdot(xp.asarray(x), xp.asarray(y)).full(), "allow")
+    standard.assert_same(found, np.vecdot(x, y))
+
+
+@BOTH
 @pytest.mark.parametrize("number", range(len(INDICES)))
 def test_reading_and_writing_by_index(number, world):
     index, values = INDICES[number], np.arange(15.0).reshape(5, 3)

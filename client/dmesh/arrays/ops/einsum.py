@@ -110,7 +110,7 @@ def _einsum_pair(a: DTensor, b: DTensor, left: Labels, right: Labels, out: Label
                 f"operands could not be broadcast together: label {label!r} has lengths {lengths[label]} "
                 f"and {n}"
             )
-        lengths[label] = max(lengths.get(label, 1), n) if n != 0 else 0
+        lengths[label] = n if lengths.get(label, 1) == 1 else lengths[label]
     for number, (x, labels) in enumerate(((a, left), (b, right))):
         short = [d for d, label in enumerate(labels) if x.shape[d] != lengths[label]]
         if short:
