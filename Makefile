@@ -63,7 +63,7 @@ array-api-tests: native-current ## Run the array API's own test suite on 4 devic
 	cd $(SUITE) && $(ARRAY_API_TESTS) -n 2 --cpu-devices 2 $(ARRAY_API_PYTEST)
 ARRAY_API_TESTS = PYTHONPATH=$(CURDIR) PYTHONHASHSEED=0 ARRAY_API_TESTS_VERSION=2024.12 ARRAY_API_TESTS_MODULE=dmesh.array_api $(CURDIR)/$(BIN)/dmesh run
 ARRAY_API_PYTEST = -m pytest -q -p no:xdist -p no:cacheprovider -p tests.array_api_suite.plugin --hypothesis-derandomize \
-	--hypothesis-disable-deadline --xfails-file $(CURDIR)/tests/array_api_suite/xfails.txt -W ignore --tb=short $(or $(ARGS),array_api_tests)
+	--hypothesis-disable-deadline --rootdir=. --xfails-file=$(CURDIR)/tests/array_api_suite/xfails.txt -W ignore --tb=short $(or $(ARGS),array_api_tests)
 
 faults: native-current ## Kill, freeze, partition and starve real processes (root for all of it); RUNS=20 repeats it and counts.
 	$(BIN)/python -m tests.faults.runs --runs $(RUNS) $(or $(ARGS),tests/faults tests/load)
