@@ -20,7 +20,7 @@ PROTOC := build/protos/.ready
 PINS := PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_BUILD_CONSTRAINT=$(CURDIR)/constraints.txt
 INSTALL := $(PINS) $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo docs hello test slow array-api faults mpi engines sources gpu-test browser lint format bench bench-coordination bench-peers bench-steps \
+.PHONY: help demo docs hello test slow array-api array-api-tests faults mpi engines sources gpu-test browser lint format bench bench-coordination bench-peers bench-steps \
 	bench-input load load-10k soak \
 	mpi4py-tests native native-current native-sanitize protos cluster docker-test manifests package wheels oldest beside pythons audit clean
 
@@ -52,6 +52,18 @@ slow: native-current ## Build wheels, test each kernel of the native core, also 
 
 array-api: native-current ## Test dmesh.array_api against the Python array API standard, on 4 devices and on 2 clients.
 	$(BIN)/python -m pytest -m 'slow or not slow' $(or $(ARGS),tests/array/test_array_api.py)
+
+# The suite is in no package index: git clone --recursive https://github.com/data-apis/array-api-tests
+SUITE ?=
+array-api-tests: native-current ## Run the array API's own test suite on 4 devices and on 2 clients; SUITE=checkout of array-api-tests.
+	@test -f "$(SUITE)/array_api_tests/__init__.py" || { echo "make array-api-tests needs SUITE=PATH, a checkout of the suite:"; \
+		echo "  git clone --recursive https://github.com/data-apis/array-api-tests"; exit 2; }
+	@$(INSTALL) --requirement $(SUITE)/requirements.txt
+	cd $(SUITE) && $(ARRAY_API_TESTS) -n 1 --cpu-devices 4 $(ARRAY_API_PYTEST)
+	cd $(SUITE) && $(ARRAY_API_TESTS) -n 2 --cpu-devices 2 $(ARRAY_API_PYTEST)
+ARRAY_API_TESTS = PYTHONPATH=$(CURDIR) PYTHONHASHSEED=0 ARRAY_API_TESTS_VERSION=2024.12 ARRAY_API_TESTS_MODULE=dmesh.array_api $(CURDIR)/$(BIN)/dmesh run
+ARRAY_API_PYTEST = -m pytest -q -p no:xdist -p no:cacheprovider -p tests.array_api_suite.plugin --hypothesis-derandomize \
+	--hypothesis-disable-deadline --rootdir=. --xfails-file=$(CURDIR)/tests/array_api_suite/xfails.txt -W ignore --tb=short $(or $(ARGS),array_api_tests)
 
 faults: native-current ## Kill, freeze, partition and starve real processes (root for all of it); RUNS=20 repeats it and counts.
 	$(BIN)/python -m tests.faults.runs --runs $(RUNS) $(or $(ARGS),tests/faults tests/load)

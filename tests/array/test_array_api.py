@@ -418,6 +418,76 @@ INDICES = [
 
 
 @BOTH
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("shape", [(), (5,), (5, 3)])
+def test_a_mask_without_dimensions_writes_all_or_nothing(shape, there, world):
+    expected = np.full(shape, -7.0 if there else 1.0)
+
+    def program():
+        x, y = xp.ones(shape), xp.ones(shape)
+        x[xp.asarray(there)] = -7.0
+        y[xp.asarray(there)] = xp.full((1, *shape), -7.0)
+        return [x.full(), y.full()]
+
+    standard.assert_same(on(world, program), [expected, expected])
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("shape", "mask"), [((4,), (0,)), ((4, 3), (0,)), ((4, 3), (4, 0)), ((4, 3), (0, 3))]
+)
+def test_a_mask_may_be_empty_along_any_dimension(shape, mask, world):
+    values = np.arange(float(np.prod(shape))).reshape(shape)
+    found = on(world, lambda: xp.asarray(values)[xp.zeros(mask, dtype=xp.bool)].full())
+    standard.assert_same(found, values[np.zeros(mask, bool)])
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", ["int64", "uint64", "float32", "complex64", "bool"])
+def test_arrays_are_filled_with_an_array_without_dimensions(dtype, world):
+    value = np.asarray(1, dtype)
+    found = on(
+        world,
+        lambda: [xp.full(5, xp.asarray(value)).full(), xp.full(5, xp.asarray([1])[0], dtype=dtype).full()],
+    )
+    standard.assert_same(found, [np.full(5, value), np.full(5, value)])
+
+
+@BOTH
+@pytest.mark.parametrize("name", ["fftn", "ifftn", "rfftn", "irfftn"])
+@pytest.mark.filterwarnings("ignore:`axes` should not be `None`:DeprecationWarning")
+def test_transforms_of_given_lengths_are_those_of_the_last_dimensions(name, world):
+    values, lengths = np.arange(30.0).reshape(5, 2, 3), [(4,), (2, 5), (5, 2, 4)]
+    found = on(
+        world, lambda: [getattr(xp.fft, name)(xp.asarray(values), s=s).full() for s in lengths], "allow"
+    )
+    last = [tuple(range(-len(s), 0)) for s in lengths]
+    expected = [getattr(np.fft, name)(values, s, axes) for s, axes in zip(lengths, last, strict=True)]
+    standard.assert_same(found, expected)
+
+
+@BOTH
+@pytest.mark.parametrize("name", ["vecdot", "matvec", "vecmat"])
+def test_products_of_vectors_repeat_no_length_of_one(name, world):
+    function = getattr(np, name)
+    shapes = {"vecdot": ((4, 1), (4, 3)), "matvec": ((4, 1), (3,)), "vecmat": ((1,), (3, 4))}[name]
+
+    def program():
+        with pytest.raises(ValueError, match="1 and 3"):
+            function(xp.ones(shapes[0]), xp.ones(shapes[1]))
+
+    on(world, program, "allow")
+
+
+@BOTH
+@pytest.mark.parametrize("shapes", [((0, 3), (1, 3)), ((1, 3), (0, 3)), ((2, 0, 3), (2, 1, 3))])
+def test_products_of_no_vectors_with_one_are_none(shapes, world):
+    x, y = np.ones(shapes[0]), np.ones(shapes[1])
+    found = on(world, lambda: xp.vecdot(xp.asarray(x), xp.asarray(y)).full(), "allow")
+    standard.assert_same(found, np.vecdot(x, y))
+
+
+@BOTH
 @pytest.mark.parametrize("number", range(len(INDICES)))
 def test_reading_and_writing_by_index(number, world):
     index, values = INDICES[number], np.arange(15.0).reshape(5, 3)

@@ -38,6 +38,8 @@ def setitem(x: DTensor, index: Any, value: Any) -> None:
             index = scattered(index, x.spec.replace(dtype=np.bool_))
         if isinstance(index, DTensor) and index.dtype == np.bool_ and x.ndim and index.shape == x.shape:
             return _set_mask(x, index, value)
+        if isinstance(index, DTensor) and index.dtype == np.bool_ and not index.ndim:
+            return setitem(x, ..., value) if index.item() else None
         parsed = parse(index, x.shape)
         if isinstance(value, DTensor) and value.dtype != x.dtype:
             value = astype(value, x.dtype)

@@ -91,7 +91,8 @@ def full(
             f"full() of a sharded array takes a number, not an array of shape {value.shape}"
         )
     spec = spec_for(layout, _lengths(shape), value.dtype if dtype is None else dtype)
-    return from_blocks_of(spec, lambda local: np.full(local, fill_value, spec.dtype))
+    number = fill_value.item() if isinstance(fill_value, DTensor) else fill_value
+    return from_blocks_of(spec, lambda local: np.full(local, number, spec.dtype))
 
 
 def from_function(

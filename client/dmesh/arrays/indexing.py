@@ -118,12 +118,12 @@ def parse(index: Any, shape: tuple[int, ...]) -> Parsed:
     for number, (kind, value) in enumerate(expanded):
         dim = len(picks)
         if kind == "mask":
-            if value.shape != shape[dim : dim + value.ndim]:
-                raise IndexError(
-                    f"boolean index did not match indexed array along axis {dim}; size of axis is "
-                    f"{shape[dim]} but "
-                    f"size of corresponding boolean axis is {value.shape[0] if value.ndim else 0}"
-                )
+            for at, length in enumerate(value.shape, dim):
+                if length not in (0, shape[at]):  # nothing is chosen along a dimension of length 0
+                    raise IndexError(
+                        f"boolean index did not match indexed array along axis {at}; size of axis is "
+                        f"{shape[at]} but size of corresponding boolean axis is {length}"
+                    )
             first_at = result_at if first_at is None else first_at
             places.append(number)
             for offset, found in enumerate(np.nonzero(value)):

@@ -110,7 +110,7 @@ def _einsum_pair(a: DTensor, b: DTensor, left: Labels, right: Labels, out: Label
                 f"operands could not be broadcast together: label {label!r} has lengths {lengths[label]} "
                 f"and {n}"
             )
-        lengths[label] = max(lengths.get(label, 1), n) if n != 0 else 0
+        lengths[label] = n if lengths.get(label, 1) == 1 else lengths[label]
     for number, (x, labels) in enumerate(((a, left), (b, right))):
         short = [d for d, label in enumerate(labels) if x.shape[d] != lengths[label]]
         if short:
@@ -143,6 +143,11 @@ def _vector(name: str, subscripts: str) -> Callable[..., Any]:
             a, b = np.moveaxis(a, axis, -1), np.moveaxis(b, axis, -1)
         if kwargs:
             raise UnshardableError(f"{name} of sharded arrays has no argument {next(iter(kwargs))}=")
+        lengths = a.shape[-1], b.shape[-2 if name == "np.vecmat" else -1]
+        if lengths[0] != lengths[1]:  # unlike einsum, no length of 1 is repeated
+            raise ValueError(
+                f"{name} sums over dimensions of one length, not of {lengths[0]} and {lengths[1]}"
+            )
         x = elementwise(np.conjugate, (a,), {}) if a.dtype.kind == "c" and subscripts[:6] != "...ij," else a
         return einsum(subscripts, x, b)
 

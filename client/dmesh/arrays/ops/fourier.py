@@ -32,9 +32,7 @@ def _many(function: Any, axes: tuple[int, ...], s: Any, norm: Any) -> Callable[.
 
 def _fft_many(function: Any, default: Any) -> Any:
     def handler(a: Any, s: Any = None, axes: Any = default, norm: Any = None, out: Any = None) -> Any:
-        chosen = (
-            range(a.ndim) if axes is None and s is None else range(a.ndim - len(s)) if axes is None else axes
-        )
+        chosen = range(a.ndim - (a.ndim if s is None else len(s)), a.ndim) if axes is None else axes
         dims = tuple(int(d) % a.ndim for d in chosen)
         lengths = None if s is None else tuple(s)
         (result,) = along(f"np.fft.{function.__name__}", a, dims, _many(function, dims, lengths, norm))
