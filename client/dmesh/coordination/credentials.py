@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 
@@ -219,7 +219,7 @@ class _AuthorizedChannel(grpc.Channel):
         return channel
 
     def note(self, channel: grpc.Channel, call: grpc.Call) -> None:
-        """Note how a call ended; on a thread of gRPC's, which must not close the channel."""
+        """Note how a call ended; also on threads of gRPC's, which must not close the channel."""
         if faults.no_connection(call):
             with self._lock:
                 self._unconnected = channel
@@ -296,7 +296,12 @@ class _AuthorizedMethod:
 
     def __call__(self, request: object, timeout: float | None = None, metadata: Metadata = ()) -> Any:
         channel, method = self._method()
-        return self._begun(channel, method(request, **self._options(timeout, metadata)))
+        try:
+            made = method(request, **self._options(timeout, metadata))
+        except grpc.RpcError as error:  # an answer that is one message, and was waited for
+            self._channel.note(channel, cast(grpc.Call, error))
+            raise
+        return self._begun(channel, made) if self._kind.endswith("_stream") else made
 
     def future(self, request: object, timeout: float | None = None, metadata: Metadata = ()) -> Any:
         channel, method = self._method()
