@@ -118,7 +118,75 @@ def test_tall_and_wide_matrices(data):
     run(world, program)
 
 
+@FEW
+@given(data=st.data())
+def test_qr_of_matrices_that_are_not_tall(data):
+    world = data.draw(st.sampled_from(WORLDS))
+    kind = data.draw(st.sampled_from([*KINDS, "int64"]))
+    m, n = data.draw(st.sampled_from([(1, 1), (3, 3), (8, 8), (13, 13), (5, 11), (3, 1), (9, 8), (2, 40)]))
+    a = (made("float64", m, n, 7) * 9).astype(kind) if kind == "int64" else made(kind, m, n, 7)
+    layout = data.draw(specs(world, 2))
+
+    def program(mesh):
+        x = dmesh.copy_to_mesh(a, Layout(list(layout), mesh), uneven=True)
+        expected = np.linalg.qr(a)
+        real = expected.R.dtype
+        q, r = np.linalg.qr(x)
+        few = min(m, n)
+        close(q @ r, expected.Q @ expected.R, real)
+        close(np.conjugate(q.T) @ q, np.eye(few, dtype=real), real)
+        close(np.tril(r, -1), np.zeros((few, n), real), real)
+        condition = np.linalg.cond(a[:, :few])
+        close(np.abs(r), np.abs(expected.R), real, condition)
+        close(np.linalg.qr(x, "r"), r.full(), real)
+        explained = dmesh.explain(np.linalg.qr, x).bytes_by_client.get(dmesh.client_id(), 0)
+        with dmesh.debug.bytes_moved() as moved:
+            np.linalg.qr(x)
+        assert moved.total == explained
+
+    run(world, program)
+
+
 FOUR = World(2, 2, (4,))
+GRID = World(2, 2, (2, 2))
+
+
+def test_qr_of_a_square_matrix_is_as_stable_as_numpys_and_no_device_gets_it():
+    n = 120
+    a = made("float64", n, n, 1)
+    hilbert = 1 / (np.arange(n)[:, None] + np.arange(n) + 1)
+    ones = np.ones((n, n))
+
+    def program(mesh):
+        dims = ["x", mesh.dim_names[1] if len(mesh.dim_names) > 1 else UNSHARDED]
+        for layout in (Layout(dims, mesh), Layout(dims[::-1], mesh)):
+            for values in (a, hilbert, ones):
+                x = dmesh.copy_to_mesh(values, layout)
+                q, r = np.linalg.qr(x)
+                assert q.layout == r.layout == layout
+                theirs = np.linalg.qr(values).Q
+                error = np.abs((q.T @ q).full() - np.eye(n)).max()
+                assert error < max(1e-14, 4 * np.abs(theirs.T @ theirs - np.eye(n)).max())
+                assert np.abs((q @ r).full() - values).max() < 1e-14 * n
+            x = dmesh.copy_to_mesh(a, layout)
+            close(np.linalg.qr(x).Q, np.linalg.qr(a).Q, "float64", 100.0)  # signs, too
+            assert dmesh.explain(np.linalg.qr, x).peak <= x.spec.largest * 1.5
+
+    for world in (FOUR, GRID):
+        run(world, program)
+
+
+def test_qr_of_matrices_of_extreme_size():
+    def program(mesh):
+        layout = Layout(["x", UNSHARDED], mesh)
+        for scale in (1e-300, 1e300):
+            values = made("float64", 8, 8, 3) * scale
+            q, r = np.linalg.qr(dmesh.copy_to_mesh(values, layout))
+            close(q, np.linalg.qr(values).Q, "float64", 50.0)
+            np.testing.assert_allclose((q @ r).full() / scale, values / scale, rtol=0, atol=1e-13)
+        assert np.isnan(np.linalg.qr(dmesh.full((8, 8), np.nan, layout=layout)).R.full()).any()
+
+    run(FOUR, program)
 
 
 def test_a_large_matrix_is_factored_by_panels_and_no_device_gets_it():

@@ -11,7 +11,8 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from dmesh._lazy_imports import load
 from dmesh.arrays import ledger
-from dmesh.arrays.dispatch.registry import FUNCTIONS, HOOKS, REFUSED, name_of
+from dmesh.arrays.dispatch.registry import FUNCTIONS, HOOKS, name_of, refuse
+from dmesh.arrays.operators import Operators
 from dmesh.arrays.policy import check_gather
 from dmesh.arrays.spec import WHOLE, Spec
 from dmesh.arrays.transfer.execute import run_exchange
@@ -26,46 +27,13 @@ API_VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12")
 """Versions of the Python array API that `dmesh.array_api` has, the newest one last."""
 
 
-def _operator(ufunc: np.ufunc, hook: str = "binary") -> Callable[[DTensor, Any], Any]:
-    def method(self: DTensor, other: Any) -> Any:
-        if getattr(other, "__array_ufunc__", self) is None:
-            return NotImplemented
-        return HOOKS[hook](ufunc, self, other)
-
-    return method
-
-
-def _reflected(ufunc: np.ufunc) -> Callable[[DTensor, Any], Any]:
-    def method(self: DTensor, other: Any) -> Any:
-        if getattr(other, "__array_ufunc__", self) is None:
-            return NotImplemented
-        return HOOKS["binary"](ufunc, other, self)
-
-    return method
-
-
-def _in_place(ufunc: np.ufunc) -> Callable[[DTensor, Any], DTensor]:
-    def method(self: DTensor, other: Any) -> DTensor:
-        result: DTensor = HOOKS["ufunc"](ufunc, "__call__", (self, other), {"out": (self,)})
-        return result
-
-    return method
-
-
-def _unary(ufunc: np.ufunc) -> Callable[[DTensor], Any]:
-    def method(self: DTensor) -> Any:
-        return HOOKS["ufunc"](ufunc, "__call__", (self,), {})
-
-    return method
-
-
 def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> DTensor:
     """Call a function of NumPy, which returns a sharded array for one."""
     result: DTensor = function(*args, **kwargs)
     return result
 
 
-class DTensor:
+class DTensor(Operators):
     """NumPy array that lies on the devices of a mesh.
 
     NumPy's functions and operators take it and return sharded arrays; docs/arrays.md says what holds for
@@ -79,7 +47,6 @@ class DTensor:
     """
 
     __slots__ = ("_memo", "_owned", "_shards", "_spec")
-    __hash__ = None  # type: ignore[assignment]  # like NumPy's arrays
     _spec: Spec
     _shards: Shards | None
     _owned: bool  # whether nothing else uses the memory of the shards, so that it may be written to
@@ -269,30 +236,6 @@ class DTensor:
         """Refuse: `x.full().tolist()` says that the whole array is gathered."""
         raise UnshardableError("tolist() would gather the whole array: x.full().tolist() does so")
 
-    def __bool__(self) -> bool:
-        if self.size > 1:
-            raise ValueError(
-                "The truth value of an array with more than one element is ambiguous. Use a.any() or a.all()"
-            )
-        return bool(self.item())
-
-    def __int__(self) -> int:
-        return int(self.item())
-
-    def __float__(self) -> float:
-        return float(self.item())
-
-    def __complex__(self) -> complex:
-        return complex(self.item())
-
-    def __index__(self) -> int:
-        if self.ndim or self.dtype.kind not in "iu":
-            raise TypeError("only integer scalar arrays can be converted to a scalar index")
-        return int(self.item())
-
-    def __format__(self, spec: str) -> str:
-        return format(self.item(), spec) if spec and self.size == 1 else repr(self)
-
     def __iter__(self) -> Iterator[DTensor]:
         if not self.ndim:
             raise TypeError("iteration over a 0-d array")
@@ -340,7 +283,7 @@ class DTensor:
             return NotImplemented  # it reads its value, and calls again
         handler = FUNCTIONS.get(func)
         if handler is None:
-            return _refuse(func)
+            refuse(func)
         with ledger.operation(f"np.{name_of(func)}"):
             return handler(*args, **kwargs)
 
@@ -397,80 +340,6 @@ class DTensor:
     def dot(self, other: Any) -> DTensor:
         """Return `numpy.dot` of the two arrays."""
         return _call(np.dot, self, other)
-
-    __add__, __radd__, __iadd__ = _operator(np.add), _reflected(np.add), _in_place(np.add)
-    __sub__, __rsub__ = _operator(np.subtract), _reflected(np.subtract)
-    __mul__, __rmul__ = _operator(np.multiply), _reflected(np.multiply)
-    __truediv__, __rtruediv__ = _operator(np.true_divide), _reflected(np.true_divide)
-    __floordiv__, __rfloordiv__ = _operator(np.floor_divide), _reflected(np.floor_divide)
-    __mod__, __rmod__ = _operator(np.remainder), _reflected(np.remainder)
-    __divmod__, __rdivmod__ = _operator(np.divmod), _reflected(np.divmod)
-    __pow__, __rpow__ = _operator(np.power, "power"), _reflected(np.power)
-    __lshift__, __rlshift__ = _operator(np.left_shift), _reflected(np.left_shift)
-    __rshift__, __rrshift__ = _operator(np.right_shift), _reflected(np.right_shift)
-    __and__, __rand__ = _operator(np.bitwise_and), _reflected(np.bitwise_and)
-    __or__, __ror__ = _operator(np.bitwise_or), _reflected(np.bitwise_or)
-    __xor__, __rxor__ = _operator(np.bitwise_xor), _reflected(np.bitwise_xor)
-    __matmul__, __rmatmul__ = _operator(np.matmul), _reflected(np.matmul)
-    __isub__, __imul__, __itruediv__ = (
-        _in_place(np.subtract),
-        _in_place(np.multiply),
-        _in_place(np.true_divide),
-    )
-    __ifloordiv__, __imod__, __ipow__ = (
-        _in_place(np.floor_divide),
-        _in_place(np.remainder),
-        _in_place(np.power),
-    )
-    __ilshift__, __irshift__ = _in_place(np.left_shift), _in_place(np.right_shift)
-    __iand__, __ior__, __ixor__ = (
-        _in_place(np.bitwise_and),
-        _in_place(np.bitwise_or),
-        _in_place(np.bitwise_xor),
-    )
-    __imatmul__ = _in_place(np.matmul)
-    __lt__, __le__, __gt__, __ge__ = (
-        _operator(np.less), _operator(np.less_equal), _operator(np.greater), _operator(np.greater_equal)
-    )  # fmt: skip
-    __eq__, __ne__ = _operator(np.equal), _operator(np.not_equal)
-    __neg__, __pos__, __abs__, __invert__ = (
-        _unary(np.negative), _unary(np.positive), _unary(np.absolute), _unary(np.invert)
-    )  # fmt: skip
-
-
-def _method(function: Callable[..., Any]) -> Callable[..., Any]:
-    def method(self: DTensor, *args: Any, **kwargs: Any) -> Any:
-        return function(self, *args, **kwargs)
-
-    method.__name__ = function.__name__
-    method.__doc__ = f"Return `numpy.{function.__name__}` of the array."
-    return method
-
-
-for _function in (
-    np.all, np.any, np.argmax, np.argmin, np.argsort, np.clip, np.cumprod, np.cumsum, np.diagonal, np.max,
-    np.mean,
-    np.min, np.nonzero, np.prod, np.ptp, np.ravel, np.repeat, np.round, np.searchsorted, np.squeeze,
-    np.std, np.sum,
-    np.swapaxes, np.take, np.trace, np.var,
-):  # fmt: skip
-    setattr(
-        DTensor,
-        {"amax": "max", "amin": "min"}.get(_function.__name__, _function.__name__),
-        _method(_function),
-    )
-DTensor.flatten = lambda self, order="C": np.ravel(self, order=order)  # type: ignore[attr-defined]
-DTensor.conj = DTensor.conjugate = _unary(np.conjugate)  # type: ignore[attr-defined]
-
-
-def _refuse(func: Callable[..., Any]) -> NoReturn:
-    name = name_of(func)
-    reason = REFUSED.get(name, "not built for sharded arrays")
-    raise UnshardableError(
-        f"np.{name} is refused: {reason}. dmesh.shard_map runs a NumPy function on the blocks; x.full() "
-        "is the whole "
-        "array. docs/coverage.md lists what there is"
-    )
 
 
 def move(x: DTensor, target: Spec) -> DTensor:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
+
+from dmesh.errors import UnshardableError
 
 Handler = Callable[..., Any]
 F = TypeVar("F", bound=Handler)
@@ -56,6 +58,17 @@ def name_of(function: Callable[..., Any]) -> str:
     """Return a function's name below `numpy`, as programs write it."""
     module = function.__module__.removeprefix("numpy").lstrip(".").replace("lib.scimath", "emath")
     return f"{module}.{function.__name__}" if module else function.__name__
+
+
+def refuse(func: Callable[..., Any]) -> NoReturn:
+    """Raise `UnshardableError` for a function that has no handler, with the reason."""
+    name = name_of(func)
+    reason = REFUSED.get(name, "not built for sharded arrays")
+    raise UnshardableError(
+        f"np.{name} is refused: {reason}. dmesh.shard_map runs a NumPy function on the blocks; x.full() "
+        "is the whole "
+        "array. docs/coverage.md lists what there is"
+    )
 
 
 def implements(*functions: Callable[..., Any] | None, note: str = "distributed") -> Callable[[F], F]:

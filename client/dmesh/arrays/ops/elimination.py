@@ -6,8 +6,8 @@ device gets the panel's rows that its own block has as rows or columns; with piv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,67 +18,19 @@ from dmesh.arrays.dispatch.ufunc import astype, elementwise, run_local
 from dmesh.arrays.dtensor import DTensor, exchange
 from dmesh.arrays.ops.diagonals import tril
 from dmesh.arrays.ops.mappings import reshape
-from dmesh.arrays.spec import WHOLE, Bounds, Spec, spec_of
-from dmesh.arrays.transfer.mapping import Dim, Exchange, Run, Side, plan_exchange, side
-
-Array = NDArray[Any]
-_WIDTH = 64
-"""Columns of a panel, at most."""
-
-
-def _steps(spec: Spec) -> list[tuple[int, int]]:
-    n = min(spec.shape)
-    width = max(1, min(_WIDTH, -(-n // spec.shards)))
-    return [(start, min(start + width, n)) for start in range(0, n, width)]
-
-
-@lru_cache(maxsize=1024)
-def _plan(source: Spec, target: Spec, rows: tuple[int, int], into: int, columns: tuple[int, int]) -> Exchange:
-    first, count = rows[0], rows[1] - rows[0]
-    dims = [
-        Dim(count, side(source, 0, Run(first)), side(target, 0, Run(into))),
-        Dim(columns[1] - columns[0], side(source, 1, Run(columns[0])), side(target, 1)),
-    ]
-    return plan_exchange(source, dims, target.used)
-
-
-def _part(x: DTensor, column: int, rows: tuple[int, int], columns: tuple[int, int]) -> DTensor:
-    """Return some rows of some columns: whole along the rows, and cut along the columns or not."""
-    target = spec_of(x.spec.grid, (rows[1] - rows[0], columns[1] - columns[0]), x.dtype, (WHOLE, column))
-    return _apart(exchange(x, _plan(x.spec, target, rows, 0, columns), target), x)
-
-
-def _panel(x: DTensor, axis: int, rows: tuple[int, int], columns: tuple[int, int]) -> DTensor:
-    """Return some columns, cut along their rows; rows other than the given ones are undefined."""
-    target = spec_of(x.spec.grid, (x.shape[0], columns[1] - columns[0]), x.dtype, (axis, WHOLE))
-    return _apart(exchange(x, _plan(x.spec, target, rows, rows[0], columns), target), x)
-
-
-def _apart(part: DTensor, x: DTensor) -> DTensor:
-    """Return a part of an array that shares no memory with it, for it is written to."""
-
-    def copied(region: Bounds, block: Array) -> Array:
-        return np.array(block) if any(np.may_share_memory(block, own) for own in x._shards or ()) else block
-
-    return _mapped(part, copied)
-
-
-def _mapped(x: DTensor, change: Callable[[Bounds, Array], Array]) -> DTensor:
-    """Return an array of new blocks of the same lengths, made of each block and where it begins and ends."""
-    if x._shards is None:
-        return x
-    return DTensor(x.spec, tuple(map(change, x.spec.regions, x.blocks)))
-
-
-def _own(x: DTensor) -> tuple[DTensor, tuple[Array, ...]]:
-    """Return a copy, and its blocks, which are written to."""
-    own = _mapped(bring(x, x.spec.complete(), "linalg"), lambda region, block: np.array(block))
-    return own, () if own._shards is None else own._shards
-
-
-def _adjoint(x: Array) -> Array:
-    return x.conj().T
-
+from dmesh.arrays.ops.panels import (
+    Array,
+    adjoint,
+    apart,
+    mapped,
+    own_copy,
+    panel_of,
+    part_of,
+    steps_of,
+    write_panel,
+)  # fmt: skip
+from dmesh.arrays.spec import WHOLE, Bounds, spec_of
+from dmesh.arrays.transfer.mapping import Dim, Side, plan_exchange, side
 
 # Cholesky ---------------------------------------------------------------------------------------------------
 
@@ -92,15 +44,15 @@ def cholesky(a: DTensor, upper: bool = False) -> Any:
     if upper:
         return elementwise(np.conjugate, (cholesky(elementwise(np.conjugate, (a,), {}).T).T,), {})
     kind = np.linalg.cholesky(np.eye(1, dtype=a.dtype)).dtype
-    x, blocks = _own(a if a.dtype == kind else astype(a, kind))
+    x, blocks = own_copy(a if a.dtype == kind else astype(a, kind))
     spec, n = x.spec, x.shape[0]
-    for start, stop in _steps(spec):
-        corner = _part(x, WHOLE, (start, stop), (start, stop))
-        panels = [_panel(x, axis, (stop, n), (start, stop)) for axis in spec.axes]
+    for start, stop in steps_of(spec):
+        corner = part_of(x, WHOLE, (start, stop), (start, stop))
+        panels = [panel_of(x, axis, (stop, n), (start, stop)) for axis in spec.axes]
         if x._shards is None:
             continue
         factor = np.linalg.cholesky(corner.blocks[0])
-        left, above = (_mapped(one, partial(_solved, stop, factor)) for one in panels)
+        left, above = (mapped(one, partial(_solved, stop, factor)) for one in panels)
         for region, block, rows, columns in zip(
             spec.regions, blocks, blocks_for(spec, left), blocks_for(spec, above), strict=True
         ):
@@ -112,7 +64,7 @@ def _solved(stop: int, factor: Array, region: Bounds, panel: Array) -> Array:
     """Return a panel's rows from `stop` on times the inverse of the adjoint of the corner's factor."""
     first, made = max(stop - region[0][0], 0), np.zeros_like(panel)
     if first < len(panel):
-        made[first:] = _adjoint(np.linalg.solve(factor, _adjoint(panel[first:])))
+        made[first:] = adjoint(np.linalg.solve(factor, adjoint(panel[first:])))
     return made
 
 
@@ -130,7 +82,7 @@ def _cholesky_step(
         block[a - top :, c - first : d - first] = rows[a - top :, c - start : d - start]
     end = min(last, bottom)  # beyond is the other triangle
     if a < bottom and b < end:
-        block[a - top :, b - first : end - first] -= rows[a - top :] @ _adjoint(
+        block[a - top :, b - first : end - first] -= rows[a - top :] @ adjoint(
             columns[b - first : end - first]
         )
 
@@ -176,15 +128,15 @@ def eliminate(name: str, a: DTensor, right: DTensor | None = None) -> Eliminated
     rows, columns = a.spec.axes
     if rows == WHOLE:
         a, rows, columns = bring(a, a.spec.complete().replace(axes=(columns, rows)), name), columns, rows
-    (x, own), swaps, n = _own(a), 0, a.shape[0]
+    (x, own), swaps, n = own_copy(a), 0, a.shape[0]
     work, y = [(x, own)], None
     if right is not None:
         other = right.spec.axes[1]
         target = right.spec.complete().replace(axes=(rows, WHOLE if other == rows else other))
-        y, theirs = _own(bring(right, target, name))
+        y, theirs = own_copy(bring(right, target, name))
         work.append((y, theirs))
-    for start, stop in _steps(x.spec):
-        lu, order, count = _factored(_part(x, WHOLE, (start, n), (start, stop)).blocks[0])
+    for start, stop in steps_of(x.spec):
+        lu, order, count = _factored(part_of(x, WHOLE, (start, n), (start, stop)).blocks[0])
         swaps += count
         order += start
         moved = [at for at in range(start, n) if at < stop or order[at - start] != at]
@@ -194,13 +146,13 @@ def eliminate(name: str, a: DTensor, right: DTensor | None = None) -> Eliminated
         for m, blocks in work:
             fetched = _rows(m, sources)
             done = stop if m is x else 0  # columns that are finished
-            top = _mapped(fetched, partial(_solved_rows, done, lower))
+            top = mapped(fetched, partial(_solved_rows, done, lower))
             for region, block, new, upper in zip(
                 m.spec.regions, blocks, blocks_for(m.spec, fetched), blocks_for(m.spec, top), strict=True
             ):
                 _exchange_rows(block, region, moved, new)
                 if m is x:
-                    _write_panel(block, region, (start, stop), lu)
+                    write_panel(block, region, (start, stop), lu)
                 _update(block, region, (start, stop), max(done - region[1][0], 0), lu, upper)
     return Eliminated(x, y, swaps)
 
@@ -213,7 +165,7 @@ def _rows(x: DTensor, rows: NDArray[np.intp]) -> DTensor:
         Dim(count, side(spec, 0, rows), Side(WHOLE, ((0, count),))),
         Dim(spec.shape[1], side(spec, 1), side(target, 1)),
     ]
-    return _apart(exchange(x, plan_exchange(spec, dims, target.used), target), x)
+    return apart(exchange(x, plan_exchange(spec, dims, target.used), target), x)
 
 
 def _solved_rows(done: int, lower: Array, region: Bounds, rows: Array) -> Array:
@@ -229,15 +181,6 @@ def _exchange_rows(block: Array, region: Bounds, moved: Sequence[int], new: Arra
     for at, row in enumerate(moved):
         if top <= row < bottom:
             block[row - top] = new[at]
-
-
-def _write_panel(block: Array, region: Bounds, step: tuple[int, int], lu: Array) -> None:
-    (top, bottom), (first, last) = region
-    a, c, d = max(top, step[0]), max(first, step[0]), min(last, step[1])
-    if c < d and a < bottom:
-        block[a - top :, c - first : d - first] = lu[
-            a - step[0] : bottom - step[0], c - step[0] : d - step[0]
-        ]
 
 
 def _update(block: Array, region: Bounds, step: tuple[int, int], rest: int, lu: Array, upper: Array) -> None:
@@ -263,13 +206,13 @@ def solve(name: str, a: DTensor, b: DTensor) -> DTensor:
     x, y, _ = eliminate(name, astype(a, kind), astype(right, kind))
     assert y is not None
     blocks = y._shards or ()
-    for start, stop in reversed(_steps(x.spec)):
-        corner = np.triu(_part(x, WHOLE, (start, stop), (start, stop)).blocks[0])
+    for start, stop in reversed(steps_of(x.spec)):
+        corner = np.triu(part_of(x, WHOLE, (start, stop), (start, stop)).blocks[0])
         if not np.all(np.diagonal(corner)):
             raise np.linalg.LinAlgError("Singular matrix")
-        above = _panel(x, x.spec.axes[0], (0, start), (start, stop))
-        known = _part(y, y.spec.axes[1], (start, stop), (0, y.shape[1]))
-        found = _mapped(known, partial(_solved_rows, 0, corner))
+        above = panel_of(x, x.spec.axes[0], (0, start), (start, stop))
+        known = part_of(y, y.spec.axes[1], (start, stop), (0, y.shape[1]))
+        found = mapped(known, partial(_solved_rows, 0, corner))
         for region, block, factor, solved in zip(
             y.spec.regions, blocks, blocks_for(y.spec, above), blocks_for(y.spec, found), strict=True
         ):

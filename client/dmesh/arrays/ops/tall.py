@@ -1,7 +1,8 @@
 """Factorizations of tall matrices that are cut along their rows: QR of each block, then of all R (TSQR).
 
-The columns are few: the R of all blocks fit on each device, and are the only thing that travels. A matrix
-that is not tall has to be gathered for that, and the policy of implicit gathers decides.
+The columns are few: the R of all blocks fit on each device, and are the only thing that travels. Singular
+values of a matrix that is not tall need it whole, and the policy of implicit gathers decides; its QR is by
+panels (`householder`).
 """
 
 from __future__ import annotations
@@ -14,11 +15,18 @@ from dmesh.arrays.dispatch.operands import bring
 from dmesh.arrays.dispatch.ufunc import astype, elementwise, run_local
 from dmesh.arrays.dtensor import DTensor, exchange
 from dmesh.arrays.ops.contraction import matmul
+from dmesh.arrays.ops.householder import householder
 from dmesh.arrays.ops.mappings import moved_dims, reshape
 from dmesh.arrays.policy import check_gather
-from dmesh.arrays.spec import WHOLE, spec_of
+from dmesh.arrays.spec import WHOLE, Spec, bounds, spec_of
 from dmesh.arrays.transfer.mapping import Dim, Side, plan_exchange, side
 from dmesh.errors import UnshardableError
+
+
+def _is_tall(spec: Spec) -> bool:
+    """Return whether the R of all blocks are shorter than the matrix, if it is cut along its rows."""
+    rows = spec.cuts(0) if spec.axes[0] != WHOLE else bounds(spec.shape[0], spec.grid.sizes[spec.axes[1]])
+    return sum(min(stop - start, spec.shape[1]) for start, stop in rows) < spec.shape[0]
 
 
 def tsqr(name: str, a: DTensor) -> tuple[DTensor, DTensor]:
@@ -31,7 +39,7 @@ def tsqr(name: str, a: DTensor) -> tuple[DTensor, DTensor]:
     for start, stop in spec.cuts(0):
         cuts.append((end, end + min(stop - start, columns)))
         end = cuts[-1][1]
-    if end >= spec.shape[0]:
+    if not _is_tall(spec):
         check_gather(name, spec, spec.replicated())
     stacked = spec_of(spec.grid, (end, columns), kind)
     dims = [
@@ -65,12 +73,13 @@ def _small(name: str, kernel: Any, x: DTensor, *shapes: tuple[tuple[int, ...], A
 
 
 def qr(a: DTensor, mode: str) -> Any:
-    """Return the QR factors of a tall matrix; up to the signs of rows, R is NumPy's."""
+    """Return the QR factors: of a tall matrix up to the signs of the rows of R, of others with NumPy's."""
     if mode not in ("reduced", "r") and not (mode == "complete" and a.shape[0] <= a.shape[1]):
         raise UnshardableError(
             f"np.linalg.qr of a matrix that is cut is built for mode='reduced' and 'r', not {mode!r}"
         )
-    q, r = tsqr("np.linalg.qr", a)
+    tall = _is_tall(a.spec)
+    q, r = tsqr("np.linalg.qr", a) if tall else householder("np.linalg.qr", a, wants_q=mode != "r")
     result: Any = type(np.linalg.qr(np.eye(1)))
     return r if mode == "r" else result(q, r)
 

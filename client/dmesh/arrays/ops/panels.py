@@ -1,0 +1,85 @@
+"""Panels of columns, on which factorizations of a matrix that is cut work without gathering it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dmesh.arrays.dispatch.operands import bring
+from dmesh.arrays.dtensor import DTensor, exchange
+from dmesh.arrays.spec import WHOLE, Bounds, Spec, spec_of
+from dmesh.arrays.transfer.mapping import Dim, Exchange, Run, plan_exchange, side
+
+Array = NDArray[Any]
+_WIDTH = 64
+"""Columns of a panel, at most."""
+
+
+def steps_of(spec: Spec) -> list[tuple[int, int]]:
+    """Return where the panels of a matrix begin and end: its columns, at most as many as rows."""
+    n = min(spec.shape)
+    width = max(1, min(_WIDTH, -(-n // spec.shards)))
+    return [(start, min(start + width, n)) for start in range(0, n, width)]
+
+
+@lru_cache(maxsize=1024)
+def _plan(source: Spec, target: Spec, rows: tuple[int, int], into: int, columns: tuple[int, int]) -> Exchange:
+    first, count = rows[0], rows[1] - rows[0]
+    dims = [
+        Dim(count, side(source, 0, Run(first)), side(target, 0, Run(into))),
+        Dim(columns[1] - columns[0], side(source, 1, Run(columns[0])), side(target, 1)),
+    ]
+    return plan_exchange(source, dims, target.used)
+
+
+def part_of(x: DTensor, column: int, rows: tuple[int, int], columns: tuple[int, int]) -> DTensor:
+    """Return some rows of some columns: whole along the rows, and cut along the columns or not."""
+    target = spec_of(x.spec.grid, (rows[1] - rows[0], columns[1] - columns[0]), x.dtype, (WHOLE, column))
+    return apart(exchange(x, _plan(x.spec, target, rows, 0, columns), target), x)
+
+
+def panel_of(x: DTensor, axis: int, rows: tuple[int, int], columns: tuple[int, int]) -> DTensor:
+    """Return some columns, cut along their rows; rows other than the given ones are undefined."""
+    target = spec_of(x.spec.grid, (x.shape[0], columns[1] - columns[0]), x.dtype, (axis, WHOLE))
+    return apart(exchange(x, _plan(x.spec, target, rows, rows[0], columns), target), x)
+
+
+def apart(part: DTensor, x: DTensor) -> DTensor:
+    """Return a part of an array that shares no memory with it, for it is written to."""
+
+    def copied(region: Bounds, block: Array) -> Array:
+        return np.array(block) if any(np.may_share_memory(block, own) for own in x._shards or ()) else block
+
+    return mapped(part, copied)
+
+
+def mapped(x: DTensor, change: Callable[[Bounds, Array], Array]) -> DTensor:
+    """Return an array of new blocks of the same lengths, made of each block and where it begins and ends."""
+    if x._shards is None:
+        return x
+    return DTensor(x.spec, tuple(map(change, x.spec.regions, x.blocks)))
+
+
+def own_copy(x: DTensor) -> tuple[DTensor, tuple[Array, ...]]:
+    """Return a copy, and its blocks, which are written to."""
+    own = mapped(bring(x, x.spec.complete(), "linalg"), lambda region, block: np.array(block))
+    return own, () if own._shards is None else own._shards
+
+
+def adjoint(x: Array) -> Array:
+    """Return the adjoint of a matrix."""
+    return x.conj().T
+
+
+def write_panel(block: Array, region: Bounds, step: tuple[int, int], panel: Array) -> None:
+    """Write a panel, whose rows begin where its columns do, into a block."""
+    (top, bottom), (first, last) = region
+    a, c, d = max(top, step[0]), max(first, step[0]), min(last, step[1])
+    if c < d and a < bottom:
+        block[a - top :, c - first : d - first] = panel[
+            a - step[0] : bottom - step[0], c - step[0] : d - step[0]
+        ]
