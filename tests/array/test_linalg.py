@@ -97,10 +97,18 @@ def test_tall_and_wide_matrices(data):
             close(q @ r, a, kind)
             close(np.conjugate(q.T) @ q, np.eye(n, dtype=kind), kind)
             close(np.abs(r)[:rank], np.abs(np.linalg.qr(a, "r"))[:rank], kind, condition)
+            q, r = np.linalg.qr(x, "complete")
+            close(q @ r, a, kind)
+            close(np.conjugate(q.T) @ q, np.eye(m, dtype=kind), kind)
             for one, values in ((x, a), (x.T, a.T)):
                 u, s, v = np.linalg.svd(one, full_matrices=False)
                 close(s, np.linalg.svd(values, compute_uv=False), kind)
                 close((u * s) @ v, values, kind)
+                whole_u, whole_s, whole_v = np.linalg.svd(one)
+                close(whole_s, np.linalg.svd(values, compute_uv=False), kind)
+                for square in (whole_u, whole_v):
+                    close(np.conjugate(square.T) @ square, np.eye(len(square), dtype=kind), kind)
+                close((whole_u[:, :n] * whole_s) @ whole_v[:n], values, kind)
                 close(np.linalg.svdvals(one), np.linalg.svdvals(values), kind)
                 close(np.linalg.pinv(one), np.linalg.pinv(values), kind, condition**2)
                 for order in (2, "nuc", "fro", 1, np.inf):
@@ -208,6 +216,78 @@ def test_a_large_matrix_is_factored_by_panels_and_no_device_gets_it():
     run(FOUR, program)
 
 
+def test_full_factors_are_cut_as_the_matrix_is_and_nothing_is_gathered_for_them():
+    a = made("float64", 64, 3, 2)
+
+    def program(mesh):
+        x = dmesh.copy_to_mesh(a, Layout(["x", UNSHARDED], mesh))
+        u, s, v = np.linalg.svd(x)
+        assert u.layout == x.layout
+        close((u[:, :3] * s) @ v, a, "float64")
+        close(u.T @ u, np.eye(64), "float64")
+        u, s, v = np.linalg.svd(x.T)
+        assert v.layout.sharding_specs == [UNSHARDED, "x"]
+        close((u * s) @ v[:3], a.T, "float64")
+        q, r = np.linalg.qr(x, "complete")
+        assert q.layout == x.layout
+        close(q @ r, a, "float64")
+        assert dmesh.explain(np.linalg.svd, x).peak >= u.nbytes
+        for function in (np.linalg.svd, lambda x: np.linalg.qr(x, "complete")):
+            explained = dmesh.explain(function, x).bytes_by_client.get(dmesh.client_id(), 0)
+            with dmesh.debug.bytes_moved() as moved:
+                function(x)
+            assert moved.total == explained
+
+    run(FOUR, program)
+
+
+@pytest.mark.parametrize("dim", [None, 0, 1])
+def test_tolerances_of_a_stack_of_matrices(dim):
+    a = made("float32", 8, 5 * 3, 3).reshape(8, 5, 3)
+    tolerances = np.linspace(0, 1, 8)
+    column = np.array([[0.1], [0.4], [0.9]])
+
+    def program(mesh):
+        layout = Layout(["x" if d == dim else UNSHARDED for d in range(3)], mesh)
+        x = dmesh.copy_to_mesh(a, layout, uneven=True)
+        for cut in ("x", UNSHARDED):
+            t = dmesh.copy_to_mesh(tolerances, Layout([cut], mesh))
+            for key in ("rtol", "rcond"):
+                close(np.linalg.pinv(x, **{key: t}), np.linalg.pinv(a, **{key: tolerances}), "float32")
+            close(np.linalg.pinv(x, t), np.linalg.pinv(a, tolerances), "float32")
+            for key in ("rtol", "tol"):
+                found = np.linalg.matrix_rank(x, **{key: t})
+                close(found, np.linalg.matrix_rank(a, **{key: tolerances}), "float32")
+            close(np.linalg.matrix_rank(x, t), np.linalg.matrix_rank(a, tolerances), "float32")
+        several = dmesh.copy_to_mesh(column, Layout([UNSHARDED, UNSHARDED], mesh))
+        close(np.linalg.matrix_rank(x, rtol=several), np.linalg.matrix_rank(a, rtol=column), "float32")
+        with pytest.raises(ValueError, match=r"rtol= has shape \(3, 1\)"):
+            np.linalg.pinv(x, rtol=several)
+        with pytest.raises(UnshardableError, match="plain one of shape"):
+            np.linalg.pinv(x, rtol=tolerances)
+
+    run(FOUR, program)
+
+
+def test_tolerances_of_a_matrix_that_is_cut():
+    a = made("float64", 16, 3, 4)
+    tolerances = np.linspace(0, 1, 4)
+
+    def program(mesh):
+        x = dmesh.copy_to_mesh(a, Layout(["x", UNSHARDED], mesh))
+        one = dmesh.copy_to_mesh(np.float64(0.8), Layout([], mesh))
+        t = dmesh.copy_to_mesh(tolerances, Layout(["x"], mesh))
+        for value, of in ((x, a), (x.T, a.T), (dmesh.relayout(x, Layout([UNSHARDED] * 2, mesh)), a)):
+            close(np.linalg.pinv(value, rtol=one), np.linalg.pinv(of, rtol=0.8), "float64")
+            close(np.linalg.matrix_rank(value, rtol=one), np.linalg.matrix_rank(of, rtol=0.8), "float64")
+            close(np.linalg.matrix_rank(value, rtol=t), np.linalg.matrix_rank(of, rtol=tolerances), "float64")
+            close(np.linalg.matrix_rank(value, t), np.linalg.matrix_rank(of, tolerances), "float64")
+            with pytest.raises(ValueError, match="does not fit a stack"):
+                np.linalg.pinv(value, rtol=t)
+
+    run(FOUR, program)
+
+
 def test_what_cannot_be_done_says_so():
     def program(mesh):
         layout = Layout(["x", UNSHARDED], mesh)
@@ -224,9 +304,7 @@ def test_what_cannot_be_done_says_so():
             np.linalg.eigh(singular)
         with pytest.raises(ImplicitGatherError, match="svd needs"):
             np.linalg.svd(singular)
-        with pytest.raises(UnshardableError, match="full_matrices=False"):
-            np.linalg.svd(dmesh.ones((8, 1), layout=layout))
         with pytest.raises(UnshardableError, match="mode='reduced'"):
-            np.linalg.qr(dmesh.ones((8, 1), layout=layout), "complete")
+            np.linalg.qr(dmesh.ones((8, 1), layout=layout), "raw")
 
     run(FOUR, program)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
-from dmesh.arrays.dispatch.operands import check_operand, free_axes, grid_among
+from dmesh.arrays.dispatch.operands import aligned, check_operand, free_axes, grid_among
 from dmesh.arrays.dispatch.reduction import NO_VALUE, reduce
 from dmesh.arrays.dispatch.registry import implements
 from dmesh.arrays.dispatch.ufunc import astype, elementwise, run_local
@@ -18,19 +18,32 @@ from dmesh.arrays.ops.along import check_plain
 from dmesh.arrays.ops.contraction import matmul
 from dmesh.arrays.ops.mappings import moved_dims, reshape
 from dmesh.arrays.ops.sorting import fits
-from dmesh.arrays.spec import WHOLE, spec_of
+from dmesh.arrays.spec import WHOLE, Spec, spec_of
+
+_ARRAYS = (DTensor, np.ndarray, list, tuple)
+TOLERANCES: dict[Callable[..., Any], tuple[str, str]] = {
+    np.linalg.pinv: ("rcond", "rtol"),
+    np.linalg.matrix_rank: ("tol", "rtol"),
+}
+"""Arguments that may be sharded arrays, with a number for each matrix of a stack; the first is positional."""
 
 
 def _matrices(function: Any) -> Any:
     """Return the handler of a function of matrices, for stacks that are cut along other dimensions."""
+    keys = TOLERANCES.get(function, ())
 
     def handler(a: Any, *args: Any, **kwargs: Any) -> Any:
         name = f"np.linalg.{function.__name__}"
-        check_plain(name, *args, *kwargs.values())
+        if keys and args:
+            kwargs, args = {keys[0]: args[0], **kwargs}, args[1:]
+        given = {key: kwargs[key] for key in keys if isinstance(kwargs.get(key), _ARRAYS)}
+        check_plain(name, *args, *(value for key, value in kwargs.items() if key not in given))
         if a.ndim < 2:
             raise np.linalg.LinAlgError(
                 f"{a.ndim}-dimensional array given. Array must be at least two-dimensional"
             )
+        for key, tolerance in given.items():
+            _check_tolerance(name, a, key, tolerance, function is np.linalg.matrix_rank)
         cut = CUT.get(function)
         if (
             cut is not None
@@ -40,14 +53,19 @@ def _matrices(function: Any) -> Any:
             and not kwargs.get("hermitian")
         ):
             return cut(a, *args, **kwargs)
-        spec = free_axes(a.spec, [a.ndim - 2, a.ndim - 1])
+        held = {key: x for key, x in given.items() if isinstance(x, DTensor)}
+        stack = np.broadcast_shapes(a.shape[:-2], *(x.shape for x in held.values()))
+        if stack != a.shape[:-2]:
+            broadcast: Any = np.broadcast_to
+            a = broadcast(a, stack + a.shape[-2:])
+        lead = a.ndim - 2
+        spec = _beside(free_axes(a.spec, [lead, lead + 1]), held.values())
         sample = function(
-            np.broadcast_to(np.eye(*a.shape[-2:], dtype=a.dtype), (1,) * (a.ndim - 2) + a.shape[-2:]),
+            np.broadcast_to(np.eye(*a.shape[-2:], dtype=a.dtype), (1,) * lead + a.shape[-2:]),
             *args,
-            **kwargs,
+            **{**kwargs, **{key: np.ones((), x.dtype) for key, x in held.items()}},
         )
         several = isinstance(sample, tuple)
-        lead = a.ndim - 2
         targets = [
             spec_of(
                 spec.grid,
@@ -58,11 +76,15 @@ def _matrices(function: Any) -> Any:
             for one in (sample if several else (sample,))
         ]
 
-        def kernel(block: Any) -> Any:
-            made = function(block, *args, **kwargs)
+        def kernel(block: Any, *tolerances: Any) -> Any:
+            made = function(block, *args, **{**kwargs, **dict(zip(held, tolerances, strict=True))})
             return tuple(made) if several else made
 
-        results = run_local(f"linalg.{function.__name__}", kernel, [a], [spec], targets)
+        placed = [
+            x.spec.complete().replace(axes=aligned(x.shape, stack, spec.axes[:lead])) for x in held.values()
+        ]
+        operands, specs = [a, *held.values()], [spec, *placed]
+        results = run_local(f"linalg.{function.__name__}", kernel, operands, specs, targets)
         return (
             type(sample)(*results)
             if several and hasattr(sample, "_fields")
@@ -72,6 +94,28 @@ def _matrices(function: Any) -> Any:
         )
 
     return handler
+
+
+def _check_tolerance(name: str, a: DTensor, key: str, tolerance: Any, grows: bool) -> None:
+    """Refuse tolerances that are plain arrays, on another mesh, or not one for each matrix of a stack."""
+    check_operand(tolerance, name)
+    if isinstance(tolerance, DTensor):
+        grid_among([a, tolerance], name)
+        stack = a.shape[:-2]
+        if np.broadcast_shapes(stack, tolerance.shape) != stack and not grows:
+            raise ValueError(
+                f"{name}: {key}= has shape {tolerance.shape}, which does not fit a stack of shape {stack}"
+            )
+
+
+def _beside(spec: Spec, tolerances: Iterable[DTensor]) -> Spec:
+    """Return a stack's placement, cut along the dimensions along which only its tolerances are cut, too."""
+    axes = list(spec.axes)
+    for x in tolerances:
+        for dim, axis in enumerate(x.spec.axes, spec.ndim - 2 - x.ndim):
+            if axis not in axes and axes[dim] == WHOLE and x.shape[dim - spec.ndim + 2] == spec.shape[dim]:
+                axes[dim] = axis
+    return spec.replace(axes=axes)
 
 
 # A matrix that is cut ---------------------------------------------------------------------------------------
@@ -146,8 +190,11 @@ def _matrix_rank(A: Any, tol: Any = None, hermitian: bool = False, *, rtol: Any 
     s = tall.svdvals("np.linalg.matrix_rank", A)
     if tol is None:
         ratio = max(A.shape) * np.finfo(s.dtype).eps if rtol is None else rtol
-        tol = elementwise(np.multiply, (reduce(np.maximum, s, None), float(ratio)), {})
-    return reduce(np.add, elementwise(np.greater, (s, tol), {}), None, np.intp)  # type: ignore[no-any-return]
+        ratio = ratio if isinstance(ratio, DTensor) else float(ratio)
+        tol = elementwise(np.multiply, (reduce(np.maximum, s, None), ratio), {})
+    if isinstance(tol, DTensor):
+        tol = reshape(tol, (*tol.shape, 1))
+    return reduce(np.add, elementwise(np.greater, (s, tol), {}), -1, np.intp)  # type: ignore[no-any-return]
 
 
 @_cut(np.linalg.cond)

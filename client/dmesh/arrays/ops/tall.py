@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from dmesh.arrays import ledger
 from dmesh.arrays.dispatch.operands import bring
 from dmesh.arrays.dispatch.ufunc import astype, elementwise, run_local
-from dmesh.arrays.dtensor import DTensor, exchange
+from dmesh.arrays.dtensor import DTensor, exchange, move
 from dmesh.arrays.ops.contraction import matmul
 from dmesh.arrays.ops.householder import householder
 from dmesh.arrays.ops.mappings import moved_dims, reshape
@@ -72,14 +73,54 @@ def _small(name: str, kernel: Any, x: DTensor, *shapes: tuple[tuple[int, ...], A
     return run_local(name, kernel, [x], [x.spec.replicated()], targets)
 
 
+def _completed(name: str, q: DTensor) -> DTensor:
+    """Return a square unitary matrix, cut along its rows, whose first columns are an orthonormal matrix.
+
+    The other columns are those of a block reflector, I - W @ inv(K) @ W^H with W = Q + [S; 0], that maps
+    [S; 0] to -Q. S is the unitary polar factor of Q's first rows, for which K's eigenvalues lie between 1
+    and 2. Each device gets Q: no more than its block of the result, if that has as many rows as Q columns.
+    """
+    rows, columns = q.shape
+    target = q.spec.replace(shape=(rows, rows), axes=(q.spec.axes[0], WHOLE))
+    if rows == columns:
+        return q
+    with ledger.operation(name):
+        whole = move(q, q.spec.replicated())
+    if ledger.is_tracing():
+        ledger.record(f"local -> {target.describe()}", "local", {}, target.largest, name)
+    if whole._shards is None:
+        return DTensor(target, None)
+    every = whole.blocks[0]
+    left, sizes, right = np.linalg.svd(every[:columns])
+    reflected = every.copy()
+    reflected[:columns] += left @ right
+    weights = (right.conj().T / (1 + sizes)) @ (right @ every[columns:].conj().T)
+    made = []
+    for (low, high), _ in target.regions:
+        block = np.concatenate([every[low:high], reflected[low:high] @ -weights], axis=1)
+        ones = np.arange(max(low, columns), max(high, columns))
+        block[ones - low, ones] += 1
+        made.append(block)
+    return DTensor(target, tuple(made))
+
+
 def qr(a: DTensor, mode: str) -> Any:
     """Return the QR factors: of a tall matrix up to the signs of the rows of R, of others with NumPy's."""
-    if mode not in ("reduced", "r") and not (mode == "complete" and a.shape[0] <= a.shape[1]):
+    if mode not in ("reduced", "complete", "r"):
         raise UnshardableError(
-            f"np.linalg.qr of a matrix that is cut is built for mode='reduced' and 'r', not {mode!r}"
+            "np.linalg.qr of a matrix that is cut is built for mode='reduced', 'complete' and 'r', "
+            f"not {mode!r}"
         )
-    tall = _is_tall(a.spec)
-    q, r = tsqr("np.linalg.qr", a) if tall else householder("np.linalg.qr", a, wants_q=mode != "r")
+    name, (rows, columns) = "np.linalg.qr", a.shape
+    q: DTensor | None
+    if mode == "complete" and rows > columns:
+        thin, top = tsqr(name, a)
+        q, below = _completed(name, thin), (rows - columns, columns)
+        (r,) = _small(
+            "linalg.qr", lambda b: np.concatenate([b, np.zeros(below, b.dtype)]), top, (a.shape, top.dtype)
+        )
+    else:
+        q, r = tsqr(name, a) if _is_tall(a.spec) else householder(name, a, wants_q=mode != "r")
     result: Any = type(np.linalg.qr(np.eye(1)))
     return r if mode == "r" else result(q, r)
 
@@ -114,27 +155,31 @@ def svd(a: DTensor, full_matrices: bool, compute_uv: bool) -> Any:
     """Return the singular value decomposition."""
     if not compute_uv:
         return svdvals("np.linalg.svd", a)
-    if full_matrices and a.shape[0] != a.shape[1]:
-        raise UnshardableError(
-            "np.linalg.svd of a matrix that is cut takes full_matrices=False: the full ones would be squares "
-            "of its length"
-        )
+    u, s, v = thin_svd("np.linalg.svd", a)
+    if full_matrices and a.shape[0] > a.shape[1]:
+        u = _completed("np.linalg.svd", u)
+    elif full_matrices:
+        v = _adjoint(_completed("np.linalg.svd", _adjoint(v)))
     result: Any = type(np.linalg.svd(np.eye(1)))
-    return result(*thin_svd("np.linalg.svd", a))
+    return result(u, s, v)
 
 
-def _inverted(s: DTensor, cutoff: float) -> DTensor:
-    def inverted(values: Any) -> Any:
-        large = values > cutoff * values.max(initial=0)
+def _inverted(s: DTensor, cutoff: DTensor | float) -> DTensor:
+    def inverted(values: Any, ratio: Any) -> Any:
+        large = values > ratio * values.max(initial=0)
         return np.divide(1, values, where=large, out=np.zeros_like(values))
 
-    return _small("linalg.pinv", inverted, s, (s.shape, s.dtype))[0]
+    whole = s.spec.replicated()
+    placed = cutoff.spec.replicated() if isinstance(cutoff, DTensor) else None
+    return run_local("linalg.pinv", inverted, [s, cutoff], [whole, placed], [whole])[0]
 
 
 def pinv(a: DTensor, rcond: Any) -> DTensor:
     """Return the pseudo-inverse."""
     u, s, v = thin_svd("np.linalg.pinv", a)
-    cutoff = max(a.shape) * np.finfo(s.dtype).eps if rcond is None else float(rcond)
+    if rcond is None:
+        rcond = max(a.shape) * np.finfo(s.dtype).eps
+    cutoff = rcond if isinstance(rcond, DTensor) else float(rcond)
     return matmul(elementwise(np.multiply, (_adjoint(v), _inverted(s, cutoff)), {}), _adjoint(u))
 
 
