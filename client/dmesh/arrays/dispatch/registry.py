@@ -66,8 +66,7 @@ def refuse(func: Callable[..., Any]) -> NoReturn:
     reason = REFUSED.get(name, "not built for sharded arrays")
     raise UnshardableError(
         f"np.{name} is refused: {reason}. dmesh.shard_map runs a NumPy function on the blocks; x.full() "
-        "is the whole "
-        "array. docs/coverage.md lists what there is"
+        "is the whole array. docs/coverage.md lists what there is"
     )
 
 
