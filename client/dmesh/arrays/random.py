@@ -1,8 +1,8 @@
 """Random arrays that do not depend on their layout: `dmesh.random`.
 
-Methods and arguments are those of `numpy.random.Generator`, with `layout=` added. Element i of a call takes the
-words i * k to (i + 1) * k - 1 of a Philox stream whose key is the seed and the number of the call, with k words
-for each element. Every client makes its own blocks; only `permutation` sends anything.
+Methods and arguments are those of `numpy.random.Generator`, with `layout=` added. Element i of a call takes
+words i * k to (i + 1) * k - 1 of a Philox stream whose key is the seed and the number of the call; k is fixed
+for each method. Every client makes its own blocks; only `permutation` sends anything.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Generator:
     """Generator of random arrays: equal seeds give equal arrays, whatever the layout.
 
     All clients must make the same calls. `random` gives the same bits as
-    `numpy.random.Generator(numpy.random.Philox(key=[seed, call]))`, with calls counted from 0; the other methods
-    give numbers of their own. Parameters of distributions are numbers, not arrays.
+    `numpy.random.Generator(numpy.random.Philox(key=[seed, call]))`, with calls counted from 0; the other
+    methods give numbers of their own. Parameters of distributions are numbers, not arrays.
 
     ```python
     rng = dmesh.random.Generator(7)
@@ -133,7 +133,7 @@ class Generator:
             layout: Where the array lies; of one dimension.
         """
         words = self._make(operator.index(x), layout, np.uint64, 1, lambda words: words[..., 0])
-        found: DTensor = np.argsort(words, kind="stable")  # type: ignore[call-overload]
+        found: DTensor = np.argsort(words, kind="stable")  # type: ignore[assignment]
         return found
 
     def _make(
