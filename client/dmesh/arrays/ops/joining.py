@@ -62,7 +62,7 @@ def concatenate(
     if any(x._shards is None for x in found):
         result = DTensor(target, None)
     else:
-        result = from_blocks_of(target, lambda local: np.empty(local, target.dtype))
+        result = from_blocks_of(target, lambda local: target.grid.empty(local, target.dtype))
         result._owned = True
     offset = 0
     for x in found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from dmesh.arrays.dtensor import DTensor, move
 from dmesh.arrays.ops import mappings
 from dmesh.arrays.ops.joining import concatenate
 from dmesh.arrays.ops.mappings import Pick, pick, place_into
-from dmesh.arrays.ops.shapes import axes_of, axis_of, copy, expand_dims, swapaxes
+from dmesh.arrays.ops.shapes import axes_of, axis_of, broadcast_to, copy, expand_dims, swapaxes
 from dmesh.arrays.spec import spec_of
 from dmesh.arrays.transfer.mapping import Run
 from dmesh.errors import UnshardableError
@@ -80,6 +81,9 @@ def roll(a: Any, shift: Any, axis: Any = None) -> Any:
 def repeat(a: Any, repeats: Any, axis: Any = None) -> Any:
     """Return an array whose elements are repeated along a dimension; sharded counts are read whole."""
     x, at = (mappings.reshape(a, (a.size,)), 0) if axis is None else (a, axis_of(axis, a.ndim))
+    if not isinstance(repeats, DTensor) and np.ndim(repeats) == 0 and (count := operator.index(repeats)) > 0:
+        each = broadcast_to(expand_dims(x, at + 1), (*x.shape[: at + 1], count, *x.shape[at + 1 :]))
+        return mappings.reshape(each, (*x.shape[:at], x.shape[at] * count, *x.shape[at + 1 :]))
     counts = move(repeats, repeats.spec.replicated()).blocks[0] if isinstance(repeats, DTensor) else repeats
     indices = np.repeat(np.arange(x.shape[at]), counts).astype(np.intp)
     return mappings.take_along(x, indices, at)
