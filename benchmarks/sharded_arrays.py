@@ -3,6 +3,7 @@
     python benchmarks/sharded_arrays.py                # dispatch, large arrays, scaling: Markdown tables
     python benchmarks/sharded_arrays.py --prepare      # makes the environments of torch and Heat, once
     python benchmarks/sharded_arrays.py --rounds 5
+    python benchmarks/sharded_arrays.py --operations   # many of NumPy's functions, 2 clients beside NumPy
 
 All systems have their turn in each round, with fresh processes, one BLAS thread in each; what is printed are
 medians of the rounds. A system whose environment is missing is left out. Heat needs `mpirun`.
@@ -12,6 +13,8 @@ medians of the rounds. A system whose environment is missing is left out. Heat n
 - *Large arrays*: 2 clients, an array of 128 MiB and products of 2048 float32, against one NumPy process.
 - *Scaling*: the same operations with 1, 2 and 4 clients, the array of the same size (strong) or with as much
   for each client (weak).
+- *Operations*: 4 million numbers, in 1 dimension or 4096 rows, cut along the first; 2 clients, and NumPy in
+  one process right after them.
 """
 
 from __future__ import annotations
@@ -152,15 +155,7 @@ def serve(system: str, rows: int) -> None:
     cases, barrier, rank = SYSTEMS[system](rows)
     found = {}
     for name, case in cases.items():
-        repeat = 200 if "8 numbers" in name else 1
-        times = []
-        for _ in range(RUNS + 1):
-            barrier()
-            start = time.perf_counter()
-            for _ in range(repeat):
-                case()
-            times.append((time.perf_counter() - start) / repeat)
-        found[name] = statistics.median(times[1:])
+        found[name] = timed(case, barrier, 200 if "8 numbers" in name else 1)
     if rank == 0:
         print(json.dumps(found), flush=True)
     if system == "dmesh":
@@ -194,6 +189,80 @@ def dispatch() -> dict[str, float]:
             found[f"{name}, {devices} devices"] = (ours - devices * theirs) * 1e6
     dmesh.shutdown_accelerator_system()
     return found
+
+
+def calls(a: Any, b: Any, m: Any, whole: Any, square: Any) -> Cases:
+    """Returns calls of NumPy's functions on a sequence, another one, rows, integers, and a square matrix."""
+    table, few = np.linspace(0, 1, 1000), m[:, :64]
+    return {
+        "np.exp(a)": lambda: np.exp(a),
+        "np.where(a > b, a, b)": lambda: np.where(a > b, a, b),
+        "a.std()": lambda: a.std(),
+        "m.sum(axis=0)": lambda: m.sum(axis=0),
+        "np.linalg.norm(m)": lambda: np.linalg.norm(m),
+        "np.cumsum(a)": lambda: np.cumsum(a),
+        "np.diff(a)": lambda: np.diff(a),
+        "a[a > 0.5]": lambda: a[a > 0.5],
+        "m[10:-10:2] + 0": lambda: m[10:-10:2] + 0,
+        "m.T + 0": lambda: m.T + 0,
+        "np.concatenate([a, b])": lambda: np.concatenate([a, b]),
+        "np.roll(a, 1000)": lambda: np.roll(a, 1000),
+        "np.repeat(a, 2)": lambda: np.repeat(a, 2),
+        "np.convolve(a, table[:9])": lambda: np.convolve(a, table[:9]),
+        "np.sort(a)": lambda: np.sort(a),
+        "np.argsort(a)": lambda: np.argsort(a),
+        "np.unique(integers)": lambda: np.unique(whole),
+        "np.median(a)": lambda: np.median(a),
+        "np.histogram(a, 50, (0, 1))": lambda: np.histogram(a, 50, (0, 1)),
+        "np.interp(a, table, table)": lambda: np.interp(a, table, table),
+        "np.fft.fft(m)": lambda: np.fft.fft(m),
+        "np.linalg.qr(m[:, :64])": lambda: np.linalg.qr(few),
+        "np.linalg.svd(m[:, :64])": lambda: np.linalg.svd(few, full_matrices=False),
+        "np.linalg.solve(square, square[0])": lambda: np.linalg.solve(square, square[0]),
+        "np.linalg.cholesky(square)": lambda: np.linalg.cholesky(square),
+    }
+
+
+def operations() -> None:
+    """Prints the seconds of NumPy's functions as JSON, of NumPy and of 2 clients."""
+    import dmesh
+
+    rng = np.random.default_rng(0)
+    a, b = rng.random(1 << 22), rng.random(1 << 22)
+    noise = rng.random((PRODUCT, PRODUCT))
+    arrays = [
+        a,
+        b,
+        a.reshape(4096, -1),
+        rng.integers(0, 1000, 1 << 22),
+        noise @ noise.T / PRODUCT + np.eye(PRODUCT),
+    ]
+    with dmesh.session("CPU") as me:
+        mesh = dmesh.create_distributed_mesh([("x", me.size)])
+        ends = [["x"] if x.ndim == 1 else ["x", dmesh.UNSHARDED] for x in arrays]
+        sharded = [
+            dmesh.copy_to_mesh(x, dmesh.Layout(end, mesh)) for x, end in zip(arrays, ends, strict=True)
+        ]
+        found = {}
+        for name, mine in calls(*sharded).items():
+            found[name] = [timed(mine, dmesh.barrier)]
+        if me.rank == 0:
+            for name, numpys in calls(*arrays).items():
+                found[name].insert(0, timed(numpys, lambda: None))
+            print(json.dumps(found), flush=True)
+        dmesh.barrier()
+
+
+def timed(function: Callable[[], Any], barrier: Barrier, repeat: int = 1) -> float:
+    """Returns the seconds of a call, the median of some runs after the first one."""
+    times = []
+    for _ in range(RUNS + 1):
+        barrier()
+        start = time.perf_counter()
+        for _ in range(repeat):
+            function()
+        times.append((time.perf_counter() - start) / repeat)
+    return statistics.median(times[1:])
 
 
 def _in_turns(runs: int, repeat: int, *functions: Callable[[], Any]) -> list[float]:
@@ -241,9 +310,9 @@ def run(system: str, clients: int, rows: int) -> dict[str, float]:
     return _last_object(done.stdout)
 
 
-def _last_object(text: str) -> dict[str, float]:
+def _last_object(text: str) -> dict[str, Any]:
     line = next(line for line in reversed(text.splitlines()) if "{" in line)
-    found: dict[str, float] = json.loads(line[line.index("{") :])
+    found: dict[str, Any] = json.loads(line[line.index("{") :])
     return found
 
 
@@ -278,13 +347,18 @@ def main() -> None:
         "--prepare", action="store_true", help="make the environments of torch and Heat, and end"
     )
     parser.add_argument("--no-scaling", action="store_true", help="leave out the table of 1, 2 and 4 clients")
-    parser.add_argument("--serve", choices=[*SYSTEMS, "dispatch"], help=argparse.SUPPRESS)
+    parser.add_argument("--operations", action="store_true", help="measure many of NumPy's functions instead")
+    parser.add_argument("--serve", choices=[*SYSTEMS, "dispatch", "operations"], help=argparse.SUPPRESS)
     parser.add_argument("--rows", type=int, default=ROWS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.prepare:
         prepare()
     elif options.serve == "dispatch":
         print(json.dumps(dispatch()))
+    elif options.serve == "operations":
+        operations()
+    elif options.operations:
+        report_operations(options.rounds)
     elif options.serve:
         serve(options.serve, options.rows)
     else:
@@ -298,6 +372,20 @@ def goal_beside(name: str, case: str) -> float | None:
     if "8 numbers" in case:
         return 3.0
     return RELAYOUTS[name] if case in ("to replicated", "rows to columns") else 1.0
+
+
+def report_operations(rounds: int) -> None:
+    """Measures NumPy's functions, and prints a table."""
+    command = [sys.executable, "-m", "dmesh", "run", "-n", "2", __file__, "--serve", "operations"]
+    environment = {**os.environ, **dict.fromkeys(THREADS, "1")}
+    taken = []
+    for _ in range(rounds):
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+        taken.append(_last_object(done.stdout))
+    print("| 4 million numbers, 2 clients | NumPy, ms | dmesh, ms | gain |\n|---|---|---|---|")
+    for name in taken[0]:
+        numpys, mine = (statistics.median(one[name][at] for one in taken) for at in (0, 1))
+        print(f"| `{name}` | {numpys * 1e3:.1f} | {mine * 1e3:.1f} | {numpys / mine:.2f} |")
 
 
 def report(rounds: int, *, scaling: bool) -> None:

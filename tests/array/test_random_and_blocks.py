@@ -27,9 +27,9 @@ def test_random_arrays_are_the_same_in_every_layout(world):
             found.append(
                 [
                     rng.random((5, 6), layout=layout).full(),
-                    rng.normal(1.0, 2.0, shape=(5, 6), layout=layout).full(),
-                    rng.integers(-3, 5, shape=(5, 6), layout=layout).full(),
-                    rng.uniform(2, 3, shape=(5, 6), layout=layout).full(),
+                    rng.normal(1.0, 2.0, size=(5, 6), layout=layout).full(),
+                    rng.integers(-3, 5, size=(5, 6), layout=layout).full(),
+                    rng.uniform(2, 3, size=(5, 6), layout=layout).full(),
                 ]
             )
         return found
@@ -46,13 +46,75 @@ def test_random_arrays_are_the_same_in_every_layout(world):
 
 def test_normal_numbers_are_normal():
     def program(mesh):
-        x = dmesh.random.Generator(1).normal(shape=20_000, layout=Layout(["x"], mesh))
+        x = dmesh.random.Generator(1).normal(size=20_000, layout=Layout(["x"], mesh))
         return float(x.mean()), float(x.std()), float((x > 1).mean())
 
     mean, deviation, above = run(PAIR, program)[0]
     assert abs(mean) < 0.03
     assert abs(deviation - 1) < 0.03
     assert abs(above - 0.1587) < 0.01
+
+
+def test_arguments_are_those_of_numpy_and_dtypes_are_kept():
+    def program(mesh):
+        rng, rows = dmesh.random.Generator(3), Layout(["x"], mesh)
+        return {
+            "normal": rng.normal(100.0, 0.1, 1000, layout=rows).full(),
+            "uniform": rng.uniform(2, 3, 1000, layout=rows).full(),
+            "random": rng.random(1000, np.float32, layout=rows).full(),
+            "standard": rng.standard_normal((1000,), dtype="f4", layout=rows).full(),
+            "exponential": rng.exponential(3.0, 20_000, layout=rows).full(),
+            "ends": rng.integers(0, 3, 1000, np.int8, endpoint=True, layout=rows).full(),
+            "one": rng.random(layout=Layout.replicated(mesh, 0)).full(),
+        }
+
+    for found in run(PAIR, program):
+        assert abs(found["normal"].mean() - 100) < 0.02
+        assert 2 <= found["uniform"].min() <= found["uniform"].max() < 3
+        assert found["random"].dtype == found["standard"].dtype == np.float32
+        assert 0 <= found["random"].min() <= found["random"].max() < 1
+        assert abs(found["standard"].mean()) < 0.15
+        assert abs(found["exponential"].mean() - 3) < 0.1
+        assert abs(np.median(found["exponential"]) - 3 * np.log(2)) < 0.1
+        assert np.unique(found["ends"]).tolist() == [0, 1, 2, 3]
+        assert found["ends"].dtype == np.int8
+        assert found["one"].shape == ()
+
+
+@pytest.mark.parametrize("n", [0, 1, 10, 257])
+def test_a_permutation_is_the_same_in_every_layout(n):
+    def program(mesh):
+        layouts = [Layout([name], mesh) for name in ("x", "y", UNSHARDED)]
+        return [dmesh.random.Generator(5).permutation(n, layout=layout).full() for layout in layouts]
+
+    for found in run(PAIR, program):
+        np.testing.assert_array_equal(np.sort(found[0]), np.arange(n))
+        np.testing.assert_array_equal(found[0], found[1])
+        np.testing.assert_array_equal(found[0], found[2])
+        assert n < 10 or not np.array_equal(found[0], np.arange(n))
+
+
+def test_parameters_that_cannot_be_are_refused_before_a_call_is_counted():
+    def program(mesh):
+        rng, rows = dmesh.random.Generator(0), Layout(["x"], mesh)
+        for wrong in (
+            lambda: rng.normal(np.zeros(4), size=4, layout=rows),
+            lambda: rng.random(4, np.float16, layout=rows),
+            lambda: rng.integers(0.5, 4, 4, layout=rows),
+        ):
+            with pytest.raises(TypeError):
+                wrong()
+        for wrong in (
+            lambda: rng.normal(0, -1, 4, layout=rows),
+            lambda: rng.integers(3, 3, 4, layout=rows),
+            lambda: rng.integers(0, 300, 4, np.int8, layout=rows),
+            lambda: rng.random((4, 4), layout=rows),
+        ):
+            with pytest.raises(ValueError):
+                wrong()
+        return rng.calls
+
+    assert run(PAIR, program) == [0, 0]
 
 
 def test_a_seed_that_cannot_be_is_refused():

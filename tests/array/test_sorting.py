@@ -10,6 +10,7 @@ from tests.array.worlds import WORLDS, Made, World, arrays, assert_same, run, sp
 
 import dmesh
 from dmesh import Layout
+from dmesh.arrays.ops.sorting import stable_argsort, stable_sort
 
 FEW = settings(EXAMPLES, max_examples=15)
 R = ("float64", "float32", "int64", "int32", "uint8")
@@ -259,3 +260,19 @@ def test_a_mask_and_values_of_another_count_are_refused():
         assert_same(x.full(), np.arange(9.0))
 
     run(World(2, 2, (4,)), program)
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4", "f2", "i8", "u4", "i1", "?", "c16", "U3"])
+def test_sorts_of_blocks_are_stable_ones(dtype):
+    rng = np.random.default_rng(0)
+    for shape in ((0,), (1,), (300,), (3, 40), (2, 3, 7)):
+        x = rng.integers(-3, 4, shape).astype(dtype)
+        if x.dtype.kind == "f":
+            for value in (np.nan, -0.0, -np.inf):
+                x[rng.random(shape) < 0.2] = value
+        for axis in range(x.ndim):
+            found, expected = stable_sort(x, axis), np.sort(x, axis, kind="stable")
+            np.testing.assert_array_equal(found, expected)
+            if x.dtype.kind == "f":
+                np.testing.assert_array_equal(np.signbit(found[found == 0]), np.signbit(expected[found == 0]))
+            np.testing.assert_array_equal(stable_argsort(x, axis), np.argsort(x, axis, kind="stable"))

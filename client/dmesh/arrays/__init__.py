@@ -22,6 +22,7 @@ from dmesh.arrays.ops import (
     accumulations,
     along,
     composed,
+    convolution,
     counting,
     diagonals,
     einsum,
@@ -50,7 +51,7 @@ from dmesh.arrays.transfer.functions import (
 from dmesh.arrays.variable import DVariable
 
 _OPERATIONS = (
-    accumulations, along, assignment, composed, counting, diagonals, einsum, fourier, linalg,
+    accumulations, along, assignment, composed, convolution, counting, diagonals, einsum, fourier, linalg,
     order_statistics, queries, rearranging, reductions, selection, sets,
 )  # fmt: skip
 """Modules that have entered NumPy's functions into the registry."""

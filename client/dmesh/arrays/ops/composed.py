@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,30 @@ def meshgrid(*xi: Any, copy: bool = True, sparse: bool = False, indexing: str = 
     return tuple(made) if sparse else tuple(broadcast_to(x, shape) for x in made)
 
 
+@implements(np.polyfit)
+def polyfit(
+    x: Any, y: Any, deg: int, rcond: Any = None, full: bool = False, w: Any = None, cov: Any = False
+) -> Any:
+    """Return the coefficients of the polynomial that fits points best, by least squares."""
+    if full or cov:
+        raise UnshardableError("np.polyfit of sharded arrays takes no full= and no cov=")
+    if not isinstance(x, DTensor) or not isinstance(y, DTensor):
+        raise UnshardableError("np.polyfit takes sharded points and values")
+    if deg < 0 or x.ndim != 1 or not x.size or y.ndim not in (1, 2) or len(x) != len(y):
+        raise TypeError("expected x and y of the same length, x of one dimension, and a degree of 0 or more")
+    powers: Any = np.vander(x * 1.0, deg + 1)
+    values: Any = y * 1.0
+    if w is not None:
+        check_operand(w, "np.polyfit")
+        powers, values = powers * w[:, None], values * (w if y.ndim == 1 else w[:, None])
+    scale = np.sqrt((powers * powers).sum(axis=0))
+    limit = len(x) * np.finfo(powers.dtype).eps if rcond is None else rcond
+    found, _, rank, _ = np.linalg.lstsq(powers / scale, values, limit)
+    if int(rank) != deg + 1:
+        warnings.warn("Polyfit may be poorly conditioned", np.exceptions.RankWarning, stacklevel=2)
+    return (found.T / scale).T
+
+
 @implements(np.polyval)
 def polyval(p: Any, x: Any) -> Any:
     """Return the values of a polynomial, whose coefficients are plain numbers."""
@@ -139,6 +164,52 @@ def put_along_axis(arr: Any, indices: Any, values: Any, axis: Any) -> None:
     store(run_local("put_along_axis", written, operands, placed, (spec,))[0], arr, "unsafe")
 
 
+@implements(np.tril_indices_from)
+def tril_indices_from(arr: Any, k: int = 0) -> Any:
+    """Return the places of a matrix's lower triangle, as plain arrays."""
+    return _triangle(np.tril_indices, arr, k)
+
+
+@implements(np.triu_indices_from)
+def triu_indices_from(arr: Any, k: int = 0) -> Any:
+    """Return the places of a matrix's upper triangle, as plain arrays."""
+    return _triangle(np.triu_indices, arr, k)
+
+
+def _triangle(places: Any, arr: DTensor, k: int) -> Any:
+    if arr.ndim != 2:
+        raise ValueError("input array must be 2-d")
+    return places(arr.shape[0], k, arr.shape[1])
+
+
+@implements(np.diag_indices_from)
+def diag_indices_from(arr: Any) -> Any:
+    """Return the places of the main diagonal, as plain arrays."""
+    if arr.ndim < 2:
+        raise ValueError("input array must be at least 2-d")
+    if len(set(arr.shape)) > 1:
+        raise ValueError("All dimensions of input must be of equal length")
+    return np.diag_indices(arr.shape[0], arr.ndim)
+
+
+@implements(np.choose)
+def choose(a: Any, choices: Any, out: Any = None, mode: str = "raise") -> Any:
+    """Return elements of several arrays, of the one that an index names at each place."""
+    if mode not in ("raise", "wrap", "clip"):
+        raise ValueError(f"clipmode must be 'clip', 'raise', or 'wrap' (got {mode!r})")
+    if isinstance(choices, DTensor):
+        choices = [choices[at] for at in range(len(choices))]
+    n = len(choices)
+    check_operand(a, "np.choose")
+    if not isinstance(a, DTensor) or a.dtype.kind not in "iub":
+        raise UnshardableError("np.choose takes a sharded array of integers as its first argument")
+    if mode == "raise" and a.size and (bool((a < 0).any()) or bool((a >= n).any())):
+        raise ValueError("invalid entry in choice array")
+    places: Any = a % n if mode == "wrap" else np.clip(a, 0, n - 1)
+    result = np.select([places == at for at in range(n)], list(choices), 0)
+    return result if out is None else store(result, out, "same_kind")
+
+
 @implements(np.fill_diagonal)
 def fill_diagonal(a: Any, val: Any, wrap: bool = False) -> None:
     """Write a number to the main diagonal."""
@@ -173,6 +244,26 @@ def resize(a: Any, new_shape: Any) -> Any:
     if found.size != n:
         raise UnshardableError("np.resize of an empty array to one with elements: dmesh.zeros makes it")
     return reshape(found, shape)
+
+
+@implements(np.ravel_multi_index)
+def ravel_multi_index(multi_index: Any, dims: Any, mode: Any = "raise", order: str = "C") -> Any:
+    """Return the flat indices of places, which are given dimension by dimension."""
+    modes = [mode] * len(dims) if isinstance(mode, str) else list(mode)
+    if order != "C" or not {"raise", "wrap", "clip"} >= set(modes):
+        raise UnshardableError("np.ravel_multi_index of sharded arrays takes order='C', and modes of NumPy's")
+    if not len(multi_index) == len(dims) == len(modes):
+        raise ValueError(f"parameter multi_index must be a sequence of length {len(dims)}")
+    result: Any = 0
+    for index, n, how in zip(multi_index, dims, modes, strict=True):
+        check_operand(index, "np.ravel_multi_index")
+        if np.result_type(index).kind not in "iu":
+            raise TypeError("only int indices permitted")
+        if how == "raise" and np.size(index) and (np.any(index < 0) or np.any(index >= n)):
+            raise ValueError("invalid entry in coordinates array")
+        place = index % n if how == "wrap" else np.clip(index, 0, n - 1) if how == "clip" else index
+        result = result * n + place
+    return result.astype(np.intp)
 
 
 @implements(np.unravel_index)

@@ -1,13 +1,14 @@
-"""Counts of values: `bincount` and `histogram`, as partial sums."""
+"""Counts of values: `bincount` and histograms, as partial sums."""
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
 from dmesh.arrays.creation import scattered
-from dmesh.arrays.dispatch.operands import check_operand
+from dmesh.arrays.dispatch.operands import check_operand, grid_among
 from dmesh.arrays.dispatch.reduction import reduce
 from dmesh.arrays.dispatch.registry import implements
 from dmesh.arrays.dispatch.ufunc import elementwise, run_local
@@ -52,9 +53,7 @@ def histogram(a: Any, bins: Any = 10, range: Any = None, density: Any = None, we
             "np.histogram of sharded arrays takes no weights=, and bins as a number or a plain array"
         )
     flat = mappings.reshape(a, (a.size,)) if a.ndim != 1 else a
-    if range is None and np.ndim(bins) == 0 and a.size:
-        range = (reduce(np.minimum, flat, None).item(), reduce(np.maximum, flat, None).item())
-    edges = np.histogram_bin_edges(np.empty(0, a.dtype), bins, range)
+    edges, range = _edges(flat, bins, range)
     spec = flat.spec.complete()
     over = [axis for axis in spec.axes if axis != WHOLE]
     target = spec_of(spec.grid, (len(edges) - 1,), np.dtype(np.intp), None, over, "sum" if over else "")
@@ -68,6 +67,87 @@ def histogram(a: Any, bins: Any = 10, range: Any = None, density: Any = None, we
             counts, edges
         ), edges
     return counts, edges
+
+
+def _edges(a: DTensor, bins: Any, range: Any) -> tuple[Any, Any]:
+    """Return the edges of bins, as a plain array, and the range that they divide."""
+    if range is None and np.ndim(bins) == 0 and a.size:
+        range = (reduce(np.minimum, a, None).item(), reduce(np.maximum, a, None).item())
+    return np.histogram_bin_edges(np.empty(0, a.dtype), bins, range), range
+
+
+@implements(np.histogram_bin_edges)
+def histogram_bin_edges(a: Any, bins: Any = 10, range: Any = None, weights: Any = None) -> Any:
+    """Return the edges of a histogram's bins, as a plain array."""
+    if weights is not None or isinstance(bins, (str, DTensor)):
+        raise UnshardableError(
+            "np.histogram_bin_edges takes no weights=, and bins as a number or a plain array"
+        )
+    return _edges(a, bins, range)[0]
+
+
+@implements(np.histogramdd)
+def histogramdd(
+    sample: Any, bins: Any = 10, range: Any = None, density: Any = None, weights: Any = None
+) -> Any:
+    """Return how many points lie in each bin of a grid, as a partial sum, and the edges as plain arrays."""
+    if isinstance(sample, DTensor):
+        points = sample if sample.ndim > 1 else mappings.reshape(sample, (sample.size, 1))
+        columns = [points[:, at] for at in np.arange(points.shape[1])]
+    else:
+        columns = list(sample)
+    return _histogram_of("np.histogramdd", columns, bins, range, density, weights)
+
+
+@implements(np.histogram2d)
+def histogram2d(
+    x: Any, y: Any, bins: Any = 10, range: Any = None, density: Any = None, weights: Any = None
+) -> Any:
+    """Return how many points lie in each bin of a plane, as a partial sum, and the edges as plain arrays."""
+    if isinstance(bins, (list, tuple, np.ndarray)) and len(bins) not in (1, 2):
+        bins = [bins, bins]
+    counts, edges = _histogram_of("np.histogram2d", [x, y], bins, range, density, weights)
+    return counts, *edges
+
+
+def _histogram_of(
+    name: str, columns: list[Any], bins: Any, range: Any, density: Any, weights: Any
+) -> tuple[Any, list[Any]]:
+    if weights is not None or density or not all(isinstance(x, DTensor) and x.ndim == 1 for x in columns):
+        raise UnshardableError(
+            f"{name} of sharded arrays takes sharded coordinates, no weights= and no density="
+        )
+    grid_among(columns, name)
+    if any(len(x) != len(columns[0]) for x in columns):
+        raise ValueError("x and y must have the same length.")
+    each = list(bins) if isinstance(bins, (list, tuple, np.ndarray)) else [bins] * len(columns)
+    ranges = [None] * len(columns) if range is None else list(range)
+    ends = [_ends(*one) for one in zip_longest(columns, each[: len(columns)], ranges[: len(columns)])]
+    edges = list(np.histogramdd(ends, bins, range)[1])  # NumPy itself checks bins and ranges
+    spec = columns[0].spec.complete()
+    over = [axis for axis in spec.axes if axis != WHOLE]
+    target = spec_of(
+        spec.grid, tuple(len(e) - 1 for e in edges), np.dtype(float), None, over, "sum" if over else ""
+    )
+    # Bins of equal widths are given by their number, as NumPy finds their elements in another way.
+    given: list[Any] = [len(e) - 1 if np.ndim(b) == 0 else e for b, e in zip(each, edges, strict=True)]
+    bounds = [(e[0], e[-1]) for e in edges]
+
+    def kernel(*blocks: Any) -> Any:
+        return np.histogramdd(blocks, given, bounds)[0]
+
+    placed = [spec.replace(dtype=x.dtype) for x in columns]
+    (counts,) = run_local(name.removeprefix("np."), kernel, columns, placed, (target,))
+    return counts, edges
+
+
+def _ends(x: DTensor, bins: Any, range: Any) -> Any:
+    """Return two elements that make NumPy choose the same bins as all of them."""
+    if not x.size:
+        return np.empty(0, x.dtype)
+    if range is not None or np.ndim(bins):
+        return np.zeros(2, x.dtype)
+    return np.array([reduce(np.minimum, x, None).item(), reduce(np.maximum, x, None).item()], x.dtype)
 
 
 def _widths(like: DTensor, edges: Any) -> DTensor:

@@ -62,7 +62,7 @@ def concatenate(
     if any(x._shards is None for x in found):
         result = DTensor(target, None)
     else:
-        result = from_blocks_of(target, lambda local: np.empty(local, target.dtype))
+        result = from_blocks_of(target, lambda local: target.grid.empty(local, target.dtype))
         result._owned = True
     offset = 0
     for x in found:
@@ -110,6 +110,34 @@ def dstack(tup: Any) -> Any:
 def column_stack(tup: Any) -> Any:
     """Return vectors as the columns of a matrix."""
     return concatenate([expand_dims(x, 1) if x.ndim == 1 else x for x in _arrays(tup, "column_stack")], 1)
+
+
+@implements(np.block)
+def block(arrays: Any) -> Any:
+    """Return arrays joined as nested lists say: those within along the last dimension, and so on outward."""
+
+    def depth_of(x: Any) -> int:
+        return 1 + max(map(depth_of, x)) if isinstance(x, list) and x else 0
+
+    def leaves(x: Any) -> list[Any]:
+        return [leaf for one in x for leaf in leaves(one)] if isinstance(x, list) else [x]
+
+    def joined(x: Any, depth: int) -> Any:
+        if isinstance(x, list):
+            if not x or not depth:
+                raise ValueError(
+                    "List depths are mismatched, or a list is empty: np.block needs equal depths"
+                )
+            return concatenate([joined(one, depth - 1) for one in x], ndim - depth)
+        if depth:
+            raise ValueError(
+                f"List depths are mismatched: an array stands where np.block needs {depth} more lists"
+            )
+        return mappings.reshape(x, (1,) * (ndim - x.ndim) + x.shape)
+
+    depth = depth_of(arrays)
+    ndim = max(depth, *(x.ndim for x in _arrays(leaves(arrays), "block")))
+    return joined(arrays, depth)
 
 
 @implements(np.append)

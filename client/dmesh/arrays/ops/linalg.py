@@ -300,8 +300,7 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> A
     if x.dtype.kind not in "fc":
         x = x.astype(np.float64)  # squares of integers would overflow
     if axis is None and (ord is None or x.ndim == 1):
-        flat = reshape(x, (x.size,)) if ord is None else x
-        found = _vector_norm(flat, ord, 0, False)
+        found: Any = np.sqrt(_squares(x)) if ord in (None, 2) else _vector_norm(x, ord, 0, False)
         return reshape(found, (1,) * x.ndim) if keepdims else found
     dims = (x.ndim - 2, x.ndim - 1) if axis is None else axis if isinstance(axis, tuple) else (axis,)
     if axis is None and x.ndim != 2:
@@ -323,6 +322,20 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> A
     found = reduce({2: np.maximum, -2: np.minimum, "nuc": np.add}[ord], s, -1)
     if keepdims:
         return reshape(found, tuple(1 if d in (i, j) else n for d, n in enumerate(x.shape)))
+    return found
+
+
+def _squares(x: DTensor) -> DTensor:
+    """Return the sum of the squares of all elements' sizes."""
+    spec = x.spec.complete()
+    real = np.empty(0, x.dtype).real.dtype
+    target = spec_of(spec.grid, (), real, (), {axis for axis in spec.axes if axis != WHOLE}, "sum")
+
+    def kernel(block: Any) -> Any:
+        flat = block.ravel(order="K").view(real)
+        return np.dot(flat, flat)
+
+    (found,) = run_local("linalg.norm", kernel, [x], [spec], (target,))
     return found
 
 

@@ -112,10 +112,10 @@ def cov(
     aweights: Any = None, *, dtype: Any = None,
 ) -> Any:  # fmt: skip
     """Return the covariance matrix of variables."""
-    if y is not None or fweights is not None or aweights is not None or m.ndim != 2:
-        raise UnshardableError("np.cov of sharded arrays takes one matrix, and no weights")
+    if y is not None or fweights is not None or aweights is not None or m.ndim not in (1, 2):
+        raise UnshardableError("np.cov of sharded arrays takes one matrix or sequence, and no weights")
     kind = np.result_type(m.dtype, np.float64) if dtype is None else np.dtype(dtype)
-    rows = astype(m if rowvar else m.T, np.dtype(kind))
+    rows = astype(m[None] if m.ndim == 1 else m if rowvar else m.T, np.dtype(kind))
     n = rows.shape[1]
     left = n - (ddof if ddof is not None else 0 if bias else 1)
     if left <= 0:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
 
-from dmesh.arrays.creation import from_blocks_of
+from dmesh.arrays.creation import from_blocks_of, scattered
+from dmesh.arrays.dispatch.operands import check_operand
 from dmesh.arrays.dispatch.registry import implements
+from dmesh.arrays.dispatch.ufunc import astype
 from dmesh.arrays.dtensor import DTensor, move
 from dmesh.arrays.ops import mappings
 from dmesh.arrays.ops.joining import concatenate
 from dmesh.arrays.ops.mappings import Pick, pick, place_into
-from dmesh.arrays.ops.shapes import axes_of, axis_of, copy, expand_dims, swapaxes
+from dmesh.arrays.ops.shapes import axes_of, axis_of, broadcast_to, copy, expand_dims, moveaxis, swapaxes
 from dmesh.arrays.spec import spec_of
 from dmesh.arrays.transfer.mapping import Run
 from dmesh.errors import UnshardableError
@@ -80,6 +83,9 @@ def roll(a: Any, shift: Any, axis: Any = None) -> Any:
 def repeat(a: Any, repeats: Any, axis: Any = None) -> Any:
     """Return an array whose elements are repeated along a dimension; sharded counts are read whole."""
     x, at = (mappings.reshape(a, (a.size,)), 0) if axis is None else (a, axis_of(axis, a.ndim))
+    if not isinstance(repeats, DTensor) and np.ndim(repeats) == 0 and (count := operator.index(repeats)) > 0:
+        each = broadcast_to(expand_dims(x, at + 1), (*x.shape[: at + 1], count, *x.shape[at + 1 :]))
+        return mappings.reshape(each, (*x.shape[:at], x.shape[at] * count, *x.shape[at + 1 :]))
     counts = move(repeats, repeats.spec.replicated()).blocks[0] if isinstance(repeats, DTensor) else repeats
     indices = np.repeat(np.arange(x.shape[at]), counts).astype(np.intp)
     return mappings.take_along(x, indices, at)
@@ -131,3 +137,27 @@ def delete(arr: Any, obj: Any, axis: Any = None) -> Any:
     if isinstance(obj, DTensor):
         raise UnshardableError("the indices of np.delete must be plain: they say how long the result is")
     return mappings.take_along(x, np.delete(np.arange(x.shape[at]), obj).astype(np.intp), at)
+
+
+@implements(np.insert)
+def insert(arr: Any, obj: Any, values: Any, axis: Any = None) -> Any:
+    """Return an array with more elements along a dimension; their indices are plain."""
+    check_operand(values, "np.insert")
+    if isinstance(obj, DTensor) or not isinstance(arr, DTensor):
+        raise UnshardableError(
+            "np.insert takes a sharded array and plain indices: they say how long the result is"
+        )
+    x, at = (mappings.reshape(arr, (arr.size,)), 0) if axis is None else (arr, axis_of(axis, arr.ndim))
+    n, size = x.shape[at], np.arange(x.shape[at])[obj].size if isinstance(obj, slice) else np.size(obj)
+    new = (
+        values
+        if isinstance(values, DTensor)
+        else scattered(np.asarray(values), spec_of(x.spec.grid, (), np.asarray(values).dtype))
+    )
+    new = mappings.reshape(new, (1,) * (x.ndim - new.ndim) + new.shape)
+    if np.ndim(obj) == 0 and not isinstance(obj, slice):
+        new = moveaxis(new, 0, at)
+    count = new.shape[at] if size == 1 else size
+    places = np.insert(np.arange(n), obj, np.arange(n, n + count)).astype(np.intp)
+    new = broadcast_to(new, tuple(count if d == at else m for d, m in enumerate(x.shape)))
+    return mappings.take_along(concatenate([x, astype(new, x.dtype, "unsafe")], at), places, at)

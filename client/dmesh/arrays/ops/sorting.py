@@ -44,21 +44,57 @@ def sort_together(name: str, key: DTensor, *others: DTensor, order: Any = None) 
     spec = key.spec.complete()
     there = [bring(x, spec.replace(dtype=x.dtype), name) for x in (key, *others)]
     specs = [x.spec for x in there]
-    kernel = _sorted if others or order is not None else np.sort
-    runs = run_local(name, partial(kernel, order=order), there, specs, specs)
+    runs = run_local(name, partial(_sorted, order=order), there, specs, specs)
     if sum(stop > start for start, stop in spec.cuts(0)) < 2:
         return runs
     dim = Dim(spec.shape[0], side(spec, 0), side(spec, 0), _parts(runs[0], order))
     plan = plan_exchange(spec, [dim], spec.used)
     merged = [exchange(x, plan, x.spec) for x in runs]
-    return run_local(name, partial(_sorted, order=order), merged, specs, specs)
+    return run_local(name, partial(_sorted, order=order, runs=True), merged, specs, specs)
 
 
-def _sorted(key: Any, *others: Any, order: Any) -> Any:
+def _sorted(key: Any, *others: Any, order: Any, runs: bool = False) -> Any:
     if not others:
-        return np.sort(key, kind="stable", order=order)
-    at = np.argsort(key, kind="stable", order=order)
+        return np.sort(key, kind="stable", order=order) if runs else stable_sort(key, order=order)
+    # NumPy's stable sorts merge runs that are sorted.
+    at = np.argsort(key, kind="stable", order=order) if runs else stable_argsort(key, order=order)
     return key[at], *(x[at] for x in others)
+
+
+def stable_sort(x: Any, axis: int = -1, order: Any = None) -> NDArray[Any]:
+    """Return `np.sort(x, axis, "stable", order)`, of numbers by the faster unstable sort.
+
+    Of equal numbers only zeros can differ, by their signs.
+    """
+    if x.dtype.kind not in "biuf":
+        return np.sort(x, axis=axis, kind="stable", order=order)
+    found = np.sort(x, axis=axis)
+    if x.dtype.kind == "f" and np.signbit(x[x == 0]).any():
+        lines, made = np.moveaxis(x, axis, -1), np.moveaxis(found, axis, -1)
+        made[made == 0] = lines[lines == 0]
+    return found
+
+
+def stable_argsort(x: Any, axis: int = -1, order: Any = None) -> NDArray[np.intp]:
+    """Return `np.argsort(x, axis, "stable", order)`, of numbers by the faster unstable sort.
+
+    Indices of equal numbers, which that sort leaves in any order, are sorted afterwards.
+    """
+    n = x.shape[axis]
+    if x.dtype.kind not in "iuf" or x.dtype.itemsize < 4 or n >= 1 << 31:
+        return np.argsort(x, axis=axis, kind="stable", order=order)
+    lines = np.moveaxis(x, axis, -1)
+    at = np.argsort(lines, axis=-1)
+    values = np.take_along_axis(lines, at, -1)
+    equal = values[..., :-1] == values[..., 1:]
+    if x.dtype.kind == "f":
+        equal |= np.isnan(values[..., :-1])  # what follows NaN is NaN
+    if equal.any():
+        runs = np.zeros(at.shape, np.int64)
+        np.cumsum(~equal, axis=-1, out=runs[..., 1:])
+        runs *= n
+        at = (np.sort(runs + at, axis=-1) - runs).astype(np.intp, copy=False)
+    return np.moveaxis(at, -1, axis)
 
 
 def _parts(runs: DTensor, order: Any) -> tuple[Part, ...]:
@@ -140,8 +176,8 @@ def fits(spec: Spec, dims: Sequence[int]) -> bool:
 
 def sort_dim(name: str, x: DTensor, dim: int, *, places: bool = False, order: Any = None) -> DTensor:
     """Return an array sorted along a dimension, in its layout, or the places that the elements come from."""
-    function = np.argsort if places else np.sort
-    kernel = kernel_of(function, dim, (), (("kind", "stable"), ("order", order)))
+    function = stable_argsort if places else stable_sort
+    kernel = kernel_of(function, dim, (), (("order", order),))
     if fits(x.spec, [dim]):
         return along(name, x, [dim], kernel)[0]
     if x.ndim == 1:
@@ -182,7 +218,7 @@ def _sort_split(name: str, x: DTensor, dim: int, other: int, function: Any, orde
         return np.expand_dims(np.pad(block, margin), other)
 
     at = dim + (dim > other)
-    kernel = kernel_of(function, at, (), (("kind", "stable"), ("order", order)))
+    kernel = kernel_of(function, at, (), (("order", order),))
     (found,) = along(name, map_blocks(x, split, divided), [at], kernel)
     target = spec.replace(dtype=found.dtype)
     back = move(found, split.replace(dtype=found.dtype))

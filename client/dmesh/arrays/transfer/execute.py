@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from dmesh.arrays import ledger
@@ -74,13 +75,14 @@ def run_exchange(
 def _communicate(plan: Exchange, shards: Sequence[Array], dtype: np.dtype[Any]) -> list[tuple[Piece, Array]]:
     """Send all pieces for other clients in one call; return those that have come."""
     group = plan.grid.group()
-    outgoing = plan.grid.empty((sum(plan.matrix[group.rank]),), dtype)
-    at = 0
-    for pieces in plan.sends:
-        for piece in pieces:
-            size = math.prod(piece.shape)
-            outgoing[at : at + size].reshape(piece.shape)[...] = shards[piece.source][piece.take]
-            at += size
+    total = sum(plan.matrix[group.rank])
+    sent = [(piece.source, shards[piece.source][piece.take]) for pieces in plan.sends for piece in pieces]
+    outgoing = _in_a_row(sent) if total * dtype.itemsize >= RECYCLED else None
+    if outgoing is None:
+        outgoing, at = plan.grid.empty((total,), dtype), 0
+        for _, values in sent:
+            outgoing[at : at + values.size].reshape(values.shape)[...] = values
+            at += values.size
     incoming = plan.grid.empty((sum(row[group.rank] for row in plan.matrix),), dtype)
     incoming = call(group, known_exchange(group.size, group.rank, outgoing, plan.matrix, incoming))
     found, at = [], 0
@@ -90,6 +92,17 @@ def _communicate(plan: Exchange, shards: Sequence[Array], dtype: np.dtype[Any]) 
             found.append((piece, incoming[at : at + size].reshape(piece.shape)))
             at += size
     return found
+
+
+def _in_a_row(views: Sequence[tuple[int, Array]]) -> Array | None:
+    """Return views of one block as a flat array, without a copy; None if they do not follow each other."""
+    (block, first), *_ = views
+    end = first.ctypes.data
+    for source, values in views:
+        if source != block or not values.flags.c_contiguous or values.ctypes.data != end:
+            return None
+        end += values.nbytes
+    return as_strided(first, (sum(values.size for _, values in views),), (first.itemsize,), writeable=False)
 
 
 def call(group: Group, request: Request) -> Array:
