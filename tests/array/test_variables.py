@@ -7,7 +7,7 @@ from tests.array.worlds import World, assert_same, run
 import dmesh
 from dmesh import UNSHARDED, ArraySpec, DTensorDataset, DVariable, Layout
 from dmesh.arrays.dispatch.registry import FUNCTIONS, NOTES
-from dmesh.data import Dataset
+from dmesh.data import Dataset, TensorSpec
 from dmesh.errors import (
     ArgumentTypeError,
     DatasetError,
@@ -111,6 +111,15 @@ def test_batches_are_sharded_arrays():
             dataset_already_batched=True,
         )
         assert_same(list(again)[1]["image"].full(), images[8:16])
+        reader = iter(again)
+        assert reader.element_spec == again.element_spec
+        assert again.element_spec["image"].shape == (8, *images.shape[1:])
+        next(reader)
+        resumed = iter(again)
+        resumed.restore(reader.state())
+        assert_same(next(resumed)["image"].full(), images[8:16])
+        with pytest.raises(StopIteration):
+            next(resumed)
 
     run(GRID, program)
 
@@ -133,6 +142,9 @@ def test_datasets_that_do_not_fit_are_refused():
                 DTensorDataset(data, **{**usual, **changed})
         with pytest.raises(DatasetError, match="drop_remainder=True"):
             DTensorDataset(data.batch(4), **usual, dataset_already_batched=True)
+        ragged = Dataset.from_generator(lambda: iter([1, [2]]), TensorSpec(None, float))
+        with pytest.raises(DatasetError, match="number of dimensions .* is not known"):
+            DTensorDataset(ragged, **usual)
 
     run(GRID, program)
 
