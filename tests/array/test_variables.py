@@ -143,7 +143,7 @@ def test_datasets_that_do_not_fit_are_refused():
         with pytest.raises(DatasetError, match="drop_remainder=True"):
             DTensorDataset(data.batch(4), **usual, dataset_already_batched=True)
         ragged = Dataset.from_generator(lambda: iter([1, [2]]), TensorSpec(None, float))
-        with pytest.raises(DatasetError, match="number of dimensions .* is not known"):
+        with pytest.raises(DatasetError, match=r"number of dimensions .* is not known"):
             DTensorDataset(ragged, **usual)
 
     run(GRID, program)

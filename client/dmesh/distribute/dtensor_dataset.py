@@ -92,7 +92,8 @@ class DTensorDataset:
         for spec, layout in zip(specs, found, strict=True):
             if spec.shape is None:
                 raise DatasetError(
-                    f"the number of dimensions of the elements {spec} is not known: say it in output_signature="
+                    f"the number of dimensions of the elements {spec} is not known: "
+                    "say it in output_signature="
                 )
             rank = len(spec.shape) + (not dataset_already_batched)
             if layout.rank != rank:
