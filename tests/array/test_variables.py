@@ -62,6 +62,42 @@ def test_a_variable_is_read_by_operators_and_functions():
     run(GRID, program)
 
 
+def test_a_variable_has_a_layout_and_its_value_goes_to_others():
+    def program(mesh):
+        rows, whole = Layout(["x"], mesh), Layout.replicated(mesh, 1)
+        v = DVariable(np.arange(8.0), layout=rows)
+        assert dmesh.is_dtensor(v)
+        assert dmesh.fetch_layout(v) == rows
+        dmesh.check_layout(v, rows)
+        with pytest.raises(ValueError, match="was expected"):
+            dmesh.check_layout(v, whole)
+        like = DVariable(np.zeros(8), layout=whole)
+        for there in (
+            dmesh.relayout(v, whole), dmesh.copy_to_mesh(v, whole), dmesh.relayout_like(v, like),
+            dmesh.call_with_layout(lambda: v, whole),
+        ):  # fmt: skip
+            assert isinstance(there, dmesh.DTensor)
+            assert there.layout == whole
+            assert_same(there.full(), np.arange(8.0))
+        same = dmesh.relayout(v, rows)
+        v.assign(0.0)
+        assert_same(same.full(), np.arange(8.0))  # a copy
+        assert v.layout == rows
+
+    run(FOUR, program)
+
+
+def test_assignments_to_a_variable_take_tensorflows_arguments():
+    def program(mesh):
+        v = DVariable(dmesh.ones((4,), layout=Layout(["x"], mesh)))
+        assert v.assign(v * 2, use_locking=True, name="set", read_value=True) is v
+        assert v.assign_add(v, False, "add", False) is v
+        v.assign_sub(1, read_value=False)
+        assert_same(v.full(), np.full(4, 3.0))
+
+    run(FOUR, program)
+
+
 def test_a_variable_refuses_what_tensorflow_refuses():
     def program(mesh):
         x = dmesh.ones((4, 4), layout=Layout(["x", UNSHARDED], mesh))
