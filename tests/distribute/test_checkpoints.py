@@ -41,6 +41,40 @@ def test_values_come_back(tmp_path):
     assert other.save(tmp_path / "ckpt").endswith("ckpt-2.npz"), "numbers go on after those restored"
 
 
+def test_what_was_restored_can_be_asserted(tmp_path):
+    a, b = dmesh.Variable(1.0), dmesh.Variable(2.0)
+    path = Checkpoint(a=a, b=b).write(file_prefix=tmp_path / "c", options=None)
+    whole = Checkpoint(a=a, b=b)
+    for status in (whole.restore(save_path=path, options=None), whole.read(save_path=path)):
+        for method in (
+            status.assert_consumed, status.assert_existing_objects_matched, status.assert_nontrivial_match,
+            status.expect_partial,
+        ):  # fmt: skip
+            assert method() is status
+    a.assign(5.0)
+    part = Checkpoint(a=a).restore(path)
+    assert float(a) == 1.0
+    assert part.assert_existing_objects_matched() is part.assert_nontrivial_match() is part.expect_partial()
+    for error in (AssertionError, CheckpointError):
+        with pytest.raises(error, match=r"nothing was given the value of b in .*c"):
+            part.assert_consumed()
+    with pytest.raises(AssertionError, match="the Checkpoint is empty"):
+        Checkpoint().restore(path).assert_nontrivial_match()
+
+
+def test_restoring_no_checkpoint_changes_nothing(tmp_path):
+    a = dmesh.Variable(1.0)
+    manager = CheckpointManager(Checkpoint(a=a), tmp_path, max_to_keep=2)
+    status = manager.checkpoint.restore(manager.latest_checkpoint)
+    assert status.expect_partial() is status
+    for method in (
+        status.assert_consumed, status.assert_existing_objects_matched, status.assert_nontrivial_match,
+    ):  # fmt: skip
+        with pytest.raises(AssertionError, match="no checkpoint was given"):
+            method()
+    assert float(a) == 1.0
+
+
 def test_a_directory_that_cannot_be_read_does_not_pass_for_one_without_checkpoints(tmp_path):
     assert latest_checkpoint(tmp_path / "none") is None
     with pytest.raises(OSError, match="name too long"):

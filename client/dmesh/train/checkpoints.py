@@ -22,7 +22,7 @@ import os
 import re
 import secrets
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -30,13 +30,65 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dmesh._files import names_in
-from dmesh.errors import ArgumentTypeError, CheckpointError
+from dmesh.errors import ArgumentTypeError, CheckpointError, RestoreMismatchError
 
-__all__ = ["Checkpoint", "CheckpointManager", "latest_checkpoint"]
+__all__ = ["Checkpoint", "CheckpointManager", "RestoreStatus", "latest_checkpoint"]
 
 Array: TypeAlias = NDArray[Any]
 _NUMBERED = re.compile(r"(.+)-(\d{1,18})\.npz")
 _CHECKPOINT_PATH = str | os.PathLike[str]
+
+
+class RestoreStatus:
+    """What `Checkpoint.restore` has restored; its methods return it.
+
+    Args:
+        path: The file; None if none was given.
+        restored: Names of the values that were restored.
+        unused: Names of the file's other values.
+    """
+
+    def __init__(self, path: str | None, restored: Sequence[str] = (), unused: Sequence[str] = ()) -> None:
+        self._path, self._restored, self._unused = path, restored, unused
+
+    def assert_consumed(self) -> RestoreStatus:
+        """Require that all values of the file were restored.
+
+        Raises:
+            RestoreMismatchError: They were not, or no checkpoint was given.
+        """
+        self.assert_existing_objects_matched()
+        if self._unused:
+            raise RestoreMismatchError(
+                f"nothing was given the value of {', '.join(self._unused)} in {self._path}; "
+                "expect_partial() allows it"
+            )
+        return self
+
+    def assert_existing_objects_matched(self) -> RestoreStatus:
+        """Require that all items got a value, as those of a checkpoint that was given always do.
+
+        Raises:
+            RestoreMismatchError: No checkpoint was given.
+        """
+        if self._path is None:
+            raise RestoreMismatchError("nothing was restored: no checkpoint was given, but None")
+        return self
+
+    def assert_nontrivial_match(self) -> RestoreStatus:
+        """Require that anything was restored.
+
+        Raises:
+            RestoreMismatchError: Nothing was.
+        """
+        self.assert_existing_objects_matched()
+        if not self._restored:
+            raise RestoreMismatchError(f"nothing was given a value of {self._path}: the Checkpoint is empty")
+        return self
+
+    def expect_partial(self) -> RestoreStatus:
+        """Expect that values of the file are left over, which is no error in any case."""
+        return self
 
 
 class Checkpoint:
@@ -63,8 +115,11 @@ class Checkpoint:
         """
         return {name: _value(item) for name, item in self._leaves()}
 
-    def assign_values(self, values: Mapping[str, Array]) -> None:
+    def assign_values(self, values: Mapping[str, Array]) -> list[str]:
         """Assign each item the value of its name; values of other names are ignored.
+
+        Returns:
+            Names of those that were assigned.
 
         Raises:
             CheckpointError: A value is missing, or has another shape or dtype; nothing was changed.
@@ -85,9 +140,14 @@ class Checkpoint:
                 item[...] = value
             else:
                 item.assign(value)
+        return list(found)
 
-    def write(self, path: _CHECKPOINT_PATH) -> str:
+    def write(self, file_prefix: _CHECKPOINT_PATH, options: object = None) -> str:
         """Write the values to a file of exactly that name; an existing file is replaced.
+
+        Args:
+            file_prefix: The name.
+            options: Without effect, here and below: for programs written for TensorFlow.
 
         Returns:
             The path.
@@ -95,26 +155,34 @@ class Checkpoint:
         Raises:
             OSError: The file cannot be written; an existing file is unchanged.
         """
-        return write_values(path, self.values())
+        del options
+        return write_values(file_prefix, self.values())
 
-    def save(self, file_prefix: _CHECKPOINT_PATH) -> str:
+    def save(self, file_prefix: _CHECKPOINT_PATH, options: object = None) -> str:
         """Write the values to `PREFIX-1.npz`, the next time to `PREFIX-2.npz`, and so on; return the path."""
         self._counter += 1
-        return self.write(f"{os.fspath(file_prefix)}-{self._counter}.npz")
+        return self.write(f"{os.fspath(file_prefix)}-{self._counter}.npz", options)
 
-    def read(self, path: _CHECKPOINT_PATH) -> None:
-        """Read the values from a file.
+    def read(self, save_path: _CHECKPOINT_PATH | None, options: object = None) -> RestoreStatus:
+        """Read the values from a file; None changes nothing.
+
+        Returns:
+            What was restored, with methods that assert it.
 
         Raises:
             CheckpointError: There is no such file, it is damaged, or it does not fit; nothing was changed.
         """
-        values = read_values(path)
+        del options
+        if save_path is None:
+            return RestoreStatus(None)
+        path, values = os.fspath(save_path), read_values(save_path)
         try:
-            self.assign_values(values)
+            restored = self.assign_values(values)
         except CheckpointError as error:
-            raise CheckpointError(f"{os.fspath(path)} cannot be restored: {error}") from None
+            raise CheckpointError(f"{path} cannot be restored: {error}") from None
         if numbered := _NUMBERED.fullmatch(Path(path).name):
             self._counter = int(numbered[2])
+        return RestoreStatus(path, restored, sorted(values.keys() - set(restored)))
 
     restore = read
 
