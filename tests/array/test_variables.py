@@ -112,6 +112,9 @@ def test_a_variable_refuses_what_tensorflow_refuses():
             v.assign_add(x)
         with pytest.raises(ValueError, match="shape"):
             v.assign(x[0].astype(np.float32))
+        whole = DVariable(np.ones(2), layout=Layout.replicated(mesh, 1))
+        with pytest.raises(TypeError, match="pack takes blocks, and no variables"):
+            dmesh.pack([whole] * 2, whole.layout)
         for read in (lambda: v.numpy(), lambda: np.asarray(v), lambda: list(v)):
             with pytest.raises(ImplicitGatherError):
                 read()

@@ -23,8 +23,9 @@ import re
 import secrets
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, SupportsInt, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -299,12 +300,17 @@ class CheckpointManager:
         checkpoint: What is saved.
         directory: Directory of the files, which is created if it is missing.
         max_to_keep: Number of checkpoints to keep; None for all.
+        keep_checkpoint_every_n_hours: If given, the oldest of the others is kept, too, and each that is so
+            many hours younger than the last one that was kept.
         checkpoint_name: First part of the files' names.
+        step_counter: Number of the program's steps, such as a variable.
+        checkpoint_interval: Number of steps between checkpoints; None to save whenever `save` is called.
         init_fn: Called by `restore_or_initialize` if there is no checkpoint.
+        last_checkpoint_step: The step from which the first interval counts; None to save at once.
 
     Raises:
         ArgumentTypeError: `checkpoint` is no `Checkpoint`.
-        CheckpointError: `max_to_keep` is less than 1, or the name has a slash.
+        CheckpointError: `max_to_keep` is less than 1, the name has a slash, or an interval has no counter.
     """
 
     def __init__(
@@ -312,8 +318,12 @@ class CheckpointManager:
         checkpoint: Checkpoint,
         directory: _CHECKPOINT_PATH,
         max_to_keep: int | None,
+        keep_checkpoint_every_n_hours: float | None = None,
         checkpoint_name: str = "ckpt",
+        step_counter: SupportsInt | None = None,
+        checkpoint_interval: int | None = None,
         init_fn: Callable[[], object] | None = None,
+        last_checkpoint_step: int | None = None,
     ) -> None:
         if not isinstance(checkpoint, Checkpoint):
             raise ArgumentTypeError(
@@ -325,11 +335,17 @@ class CheckpointManager:
             raise CheckpointError(
                 f"checkpoint_name must be the beginning of a file's name, got {checkpoint_name!r:.80}"
             )
+        if checkpoint_interval is not None and step_counter is None:
+            raise CheckpointError("checkpoint_interval needs step_counter, which says how many steps passed")
         self._checkpoint = checkpoint
         self._directory = Path(directory)
         self._max_to_keep = max_to_keep
+        self._hours = keep_checkpoint_every_n_hours
         self._name = checkpoint_name
+        self._step_counter = step_counter
+        self._interval = checkpoint_interval
         self._init_fn = init_fn
+        self._set_due(last_checkpoint_step)
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -342,6 +358,11 @@ class CheckpointManager:
         return str(self._directory)
 
     @property
+    def checkpoint_interval(self) -> int | None:
+        """Number of steps between checkpoints."""
+        return self._interval
+
+    @property
     def checkpoints(self) -> list[str]:
         """Paths of the checkpoints that are there, oldest first."""
         return [path for _, path in _numbered(self._directory, self._name)]
@@ -351,27 +372,60 @@ class CheckpointManager:
         """Path of the latest one; None if there is none."""
         return next(reversed(self.checkpoints), None)
 
-    def save(self, checkpoint_number: int | None = None) -> str:
+    def save(
+        self,
+        checkpoint_number: SupportsInt | None = None,
+        check_interval: bool = True,
+        options: object = None,
+    ) -> str | None:
         """Write a checkpoint, and delete those that are not to be kept.
 
         Args:
             checkpoint_number: Its number; None for the one after the latest.
+            check_interval: False to write it even if fewer steps than `checkpoint_interval` have passed.
+            options: Without effect: for programs written for TensorFlow.
 
         Returns:
-            Its path.
+            Its path; None if too few steps have passed.
         """
-        return self.save_values(self._checkpoint.values(), checkpoint_number)
+        del options
+        step = self._step()
+        if check_interval and step is not None and step < self._due:
+            return None
+        path = self.save_values(self._checkpoint.values(), checkpoint_number)
+        self._set_due(step)
+        return path
 
-    def save_values(self, values: Mapping[str, Array], checkpoint_number: int | None = None) -> str:
+    def _step(self) -> int | None:
+        return None if self._step_counter is None else int(self._step_counter)
+
+    def _set_due(self, last: int | None) -> None:
+        """Set the step at which the next checkpoint is due, after that of the last one."""
+        if last is None or self._interval is None:
+            self._due = float("-inf")
+        else:
+            self._due = last + self._interval
+
+    def save_values(self, values: Mapping[str, Array], checkpoint_number: SupportsInt | None = None) -> str:
         """Write values that `Checkpoint.values` has returned; see `save`."""
         there = _numbered(self._directory, self._name)
-        number = (there[-1][0] if there else 0) + 1 if checkpoint_number is None else checkpoint_number
+        number = (there[-1][0] if there else 0) + 1 if checkpoint_number is None else int(checkpoint_number)
         path = write_values(self._directory / f"{self._name}-{number}.npz", values)
         if self._max_to_keep is not None:
-            for old in self.checkpoints[: -self._max_to_keep]:
-                if old != path:
-                    Path(old).unlink(missing_ok=True)
+            self._delete_old(self.checkpoints[: -self._max_to_keep], path)
         return path
+
+    def _delete_old(self, paths: Sequence[str], new: str) -> None:
+        kept = float("-inf")  # when the last one was written that is kept
+        for path in paths:
+            if path == new:
+                continue
+            with suppress(FileNotFoundError):
+                written = os.path.getmtime(path)
+                if self._hours is not None and written >= kept + 3600 * self._hours:
+                    kept = written
+                else:
+                    os.unlink(path)
 
     def restore_or_initialize(self) -> str | None:
         """Restore the latest checkpoint; call `init_fn` if there is none.
@@ -385,6 +439,7 @@ class CheckpointManager:
         path = self.latest_checkpoint
         if path is not None:
             self._checkpoint.read(path)
+            self._set_due(self._step())
         elif self._init_fn is not None:
             self._init_fn()
         return path

@@ -129,8 +129,10 @@ def pack(tensors: Sequence[ArrayLike], layout: Layout) -> DTensor:
 
     Raises:
         LayoutError: The number of blocks, their shapes or their rank do not fit.
-        UnshardableError: Their dtypes differ.
+        UnshardableError: Their dtypes differ, or they are variables.
     """
+    if any(read(tensor) is not tensor for tensor in tensors):
+        raise UnshardableError("pack takes blocks, and no variables")
     arrays = [np.asarray(tensor) for tensor in tensors]
     shapes = {array.shape for array in arrays}
     if len(shapes) > 1:
