@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from copy import deepcopy
 from itertools import count, islice
 
 import numpy as np
@@ -18,7 +19,7 @@ from dmesh.data import (
     Options,
     TensorSpec,
 )
-from dmesh.data.experimental import SHARD_HINT, AutoShardPolicy, Optional
+from dmesh.data.experimental import SHARD_HINT, AutoShardPolicy, DistributeOptions, Optional
 from dmesh.errors import ArgumentTypeError, DatasetError, ShardHintError
 
 Point = namedtuple("Point", "x y")
@@ -474,8 +475,36 @@ def test_options_that_are_changed_later_change_no_dataset():
     options = Options()
     dataset = Dataset.range(4).with_options(options)
     options.experimental_distribute.auto_shard_policy = AutoShardPolicy.OFF
-    dataset.options().experimental_distribute.auto_shard_policy = AutoShardPolicy.OFF
     assert dataset.options() == Options()
+
+
+def test_options_of_a_dataset_cannot_be_changed_but_copied():
+    dataset = Dataset.range(4).with_options(Options())
+    found = dataset.options()
+    with pytest.raises(ValueError, match="pass it to with_options"):
+        found.experimental_distribute.auto_shard_policy = AutoShardPolicy.OFF
+    with pytest.raises(ValueError, match="pass it to with_options"):
+        found.experimental_distribute.num_devices = 2
+    with pytest.raises(ValueError, match="pass it to with_options"):
+        found.experimental_distribute = DistributeOptions()
+    assert dataset.options() == dataset.with_options(found).options() == Options()
+    mine = deepcopy(found)
+    mine.experimental_distribute.auto_shard_policy = AutoShardPolicy.OFF
+    assert dataset.with_options(mine).options() == mine != found
+
+
+def test_many_datasets_follow_each_other():
+    dataset = Dataset.from_tensors(0)
+    for number in range(1, 2000):
+        dataset = dataset.concatenate(Dataset.from_tensors(number))
+    assert (len(dataset), dataset.element_spec) == (2000, TensorSpec((), np.int64))
+    assert values(dataset.map(lambda x: x + 1)) == list(range(1, 2001))
+    iterator = iter(dataset)
+    for _ in range(1500):
+        next(iterator)
+    again = iter(dataset)
+    again.restore(iterator.state())
+    assert next(again) == 1500
 
 
 def test_reduce_apply_and_numpy_iterator():

@@ -247,9 +247,9 @@ class Dataset(Creation):
         """
         if not isinstance(dataset, Dataset):
             raise ArgumentTypeError(f"concatenate() takes a Dataset, got {type(dataset).__name__}")
-        node = transforms.Concatenate((self._node, dataset._node))
-        node.check()
-        return Dataset(node)
+        made = Dataset(transforms.Concatenate((*transforms.parts(self._node), dataset._node)))
+        made._spec = transforms.common_spec(self.element_spec, dataset.element_spec)
+        return made
 
     def enumerate(self, start: int = 0) -> Dataset:
         """Makes pairs of a number, from `start` up, and the element."""
@@ -298,12 +298,13 @@ class Dataset(Creation):
         return Dataset(transforms.WithOptions(self._node, deepcopy(options)))
 
     def options(self) -> Options:
-        """Returns the options that were set; the last ones win."""
+        """Returns the options that were set; the last ones win. They cannot be changed."""
         options = Options()
         for node in walk(self._node):
             if isinstance(node, transforms.WithOptions):
                 options.experimental_distribute.take(node.options.experimental_distribute)
-        return options
+        options.experimental_distribute.frozen()
+        return options.frozen()
 
     @property
     def node(self) -> Node:

@@ -17,7 +17,7 @@ from dmesh.data.tables import chained
 from dmesh.errors import ArgumentTypeError, DatasetError, ShardHintError
 from dmesh.structure import flatten, map_structure, rebuild
 
-__all__ = ["Concatenate", "Repeat", "Shard", "Skip", "Take", "WithOptions", "Zip"]
+__all__ = ["Concatenate", "Repeat", "Shard", "Skip", "Take", "WithOptions", "Zip", "common_spec", "parts"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -371,7 +371,7 @@ class _Zipping(Cursor):
 
 
 class Concatenate(_Several):
-    """Yields the elements of one source after those of the other."""
+    """Yields the elements of each source after those of the one before."""
 
     def open(self, reading: Reading) -> Cursor:
         """Returns a cursor over one source after the other."""
@@ -393,19 +393,28 @@ class Concatenate(_Several):
             first = map_structure(_wider, first, other)
         return first
 
-    def check(self) -> None:
-        """Raises ArgumentTypeError unless the elements of all sources can follow each other."""
-        first, *others = [source.spec() for source in self.sources]
-        for other in others:
-            try:
-                same_structure(other, first, "an element of the second dataset")
-            except DatasetError as error:
-                raise ArgumentTypeError(str(error)) from None
-            for mine, theirs in zip(flatten(first), flatten(other), strict=True):
-                if mine.dtype != theirs.dtype:
-                    raise ArgumentTypeError(
-                        f"concatenate() needs datasets of the same dtypes, got {mine} and {theirs}"
-                    )
+
+def parts(node: Node) -> tuple[Node, ...]:
+    """Returns the sources of a `Concatenate`, and any other node as the only one."""
+    return node.sources if isinstance(node, Concatenate) else (node,)
+
+
+def common_spec(first: Any, other: Any) -> Any:
+    """Returns specs that hold for the elements of two datasets, of which the second is to follow the first.
+
+    Raises:
+        ArgumentTypeError: They have different structures or dtypes.
+    """
+    try:
+        same_structure(other, first, "an element of the second dataset")
+    except DatasetError as error:
+        raise ArgumentTypeError(str(error)) from None
+    for mine, theirs in zip(flatten(first), flatten(other), strict=True):
+        if mine.dtype != theirs.dtype:
+            raise ArgumentTypeError(
+                f"concatenate() needs datasets of the same dtypes, got {mine} and {theirs}"
+            )
+    return map_structure(_wider, first, other)
 
 
 def _wider(one: TensorSpec, other: TensorSpec) -> TensorSpec:
