@@ -18,6 +18,7 @@ DMeshError
 │   └── CoordinateError (IndexError)
 ├── TpuNotFoundError (RuntimeError), a DeviceError
 ├── CheckpointError (ValueError, OSError)
+│   └── RestoreMismatchError (AssertionError)
 ├── DatasetError (ValueError)
 │   ├── FileFormatError
 │   └── ShardingError: ShardHintError (RuntimeError), UnshardableSourceError (LookupError)
@@ -92,6 +93,10 @@ class CheckpointError(DMeshError, ValueError, OSError):
 
     Nothing that was there before was changed.
     """
+
+
+class RestoreMismatchError(CheckpointError, AssertionError):
+    """What was restored from a checkpoint is less than was asserted; it stays restored."""
 
 
 class DatasetError(DMeshError, ValueError):

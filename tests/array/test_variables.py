@@ -7,7 +7,7 @@ from tests.array.worlds import World, assert_same, run
 import dmesh
 from dmesh import UNSHARDED, ArraySpec, DTensorDataset, DVariable, Layout
 from dmesh.arrays.dispatch.registry import FUNCTIONS, NOTES
-from dmesh.data import Dataset
+from dmesh.data import Dataset, TensorSpec
 from dmesh.errors import (
     ArgumentTypeError,
     DatasetError,
@@ -62,6 +62,42 @@ def test_a_variable_is_read_by_operators_and_functions():
     run(GRID, program)
 
 
+def test_a_variable_has_a_layout_and_its_value_goes_to_others():
+    def program(mesh):
+        rows, whole = Layout(["x"], mesh), Layout.replicated(mesh, 1)
+        v = DVariable(np.arange(8.0), layout=rows)
+        assert dmesh.is_dtensor(v)
+        assert dmesh.fetch_layout(v) == rows
+        dmesh.check_layout(v, rows)
+        with pytest.raises(ValueError, match="was expected"):
+            dmesh.check_layout(v, whole)
+        like = DVariable(np.zeros(8), layout=whole)
+        for there in (
+            dmesh.relayout(v, whole), dmesh.copy_to_mesh(v, whole), dmesh.relayout_like(v, like),
+            dmesh.call_with_layout(lambda: v, whole),
+        ):  # fmt: skip
+            assert isinstance(there, dmesh.DTensor)
+            assert there.layout == whole
+            assert_same(there.full(), np.arange(8.0))
+        same = dmesh.relayout(v, rows)
+        v.assign(0.0)
+        assert_same(same.full(), np.arange(8.0))  # a copy
+        assert v.layout == rows
+
+    run(FOUR, program)
+
+
+def test_assignments_to_a_variable_take_tensorflows_arguments():
+    def program(mesh):
+        v = DVariable(dmesh.ones((4,), layout=Layout(["x"], mesh)))
+        assert v.assign(v * 2, use_locking=True, name="set", read_value=True) is v
+        assert v.assign_add(v, False, "add", False) is v
+        v.assign_sub(1, read_value=False)
+        assert_same(v.full(), np.full(4, 3.0))
+
+    run(FOUR, program)
+
+
 def test_a_variable_refuses_what_tensorflow_refuses():
     def program(mesh):
         x = dmesh.ones((4, 4), layout=Layout(["x", UNSHARDED], mesh))
@@ -76,6 +112,9 @@ def test_a_variable_refuses_what_tensorflow_refuses():
             v.assign_add(x)
         with pytest.raises(ValueError, match="shape"):
             v.assign(x[0].astype(np.float32))
+        whole = DVariable(np.ones(2), layout=Layout.replicated(mesh, 1))
+        with pytest.raises(TypeError, match="pack takes blocks, and no variables"):
+            dmesh.pack([whole] * 2, whole.layout)
         for read in (lambda: v.numpy(), lambda: np.asarray(v), lambda: list(v)):
             with pytest.raises(ImplicitGatherError):
                 read()
@@ -111,6 +150,15 @@ def test_batches_are_sharded_arrays():
             dataset_already_batched=True,
         )
         assert_same(list(again)[1]["image"].full(), images[8:16])
+        reader = iter(again)
+        assert reader.element_spec == again.element_spec
+        assert again.element_spec["image"].shape == (8, *images.shape[1:])
+        next(reader)
+        resumed = iter(again)
+        resumed.restore(reader.state())
+        assert_same(next(resumed)["image"].full(), images[8:16])
+        with pytest.raises(StopIteration):
+            next(resumed)
 
     run(GRID, program)
 
@@ -133,6 +181,9 @@ def test_datasets_that_do_not_fit_are_refused():
                 DTensorDataset(data, **{**usual, **changed})
         with pytest.raises(DatasetError, match="drop_remainder=True"):
             DTensorDataset(data.batch(4), **usual, dataset_already_batched=True)
+        ragged = Dataset.from_generator(lambda: iter([1, [2]]), TensorSpec(None, float))
+        with pytest.raises(DatasetError, match=r"number of dimensions .* is not known"):
+            DTensorDataset(ragged, **usual)
 
     run(GRID, program)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from copy import deepcopy
 from itertools import count, islice
 
 import numpy as np
@@ -18,7 +19,7 @@ from dmesh.data import (
     Options,
     TensorSpec,
 )
-from dmesh.data.experimental import SHARD_HINT, AutoShardPolicy, Optional
+from dmesh.data.experimental import SHARD_HINT, AutoShardPolicy, DistributeOptions, Optional
 from dmesh.errors import ArgumentTypeError, DatasetError, ShardHintError
 
 Point = namedtuple("Point", "x y")
@@ -129,6 +130,38 @@ def test_zip_and_enumerate(one, other):
     assert [int(number) for number, _ in Dataset.range(one).enumerate(-3)] == list(range(-3, one - 3))
 
 
+def test_zip_keeps_the_structure_that_it_is_given():
+    one, other = Dataset.range(3), Dataset.range(10, 20)
+    assert values(Dataset.zip(one)) == values(Dataset.zip(datasets=one)) == [0, 1, 2]
+    points = Dataset.zip(Point(one, other))
+    assert list(points) == [Point(0, 10), Point(1, 11), Point(2, 12)]
+    assert isinstance(next(iter(points.batch(2))), Point)
+    nested = Dataset.zip({"a": one, "b": (other, points)})
+    scalar = TensorSpec([], np.int64)
+    assert nested.element_spec == {"a": scalar, "b": (scalar, Point(scalar, scalar))}
+    assert list(nested)[1] == {"a": 1, "b": (11, Point(1, 11))}
+    [batch] = nested.batch(4)
+    np.testing.assert_array_equal(batch["b"][1].y, [10, 11, 12])
+    assert [a + x + y for a, (x, y) in Dataset.zip(one, (other, one))] == [10, 13, 16]
+    reader = iter(nested)
+    next(reader)
+    again = iter(nested)
+    again.restore(reader.state())
+    assert list(again) == list(reader)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"datasets": ()}, {"datasets": [Dataset.range(1)]}, {"datasets": (Dataset.range(1), [])}],
+    ids=["nothing", "empty", "list", "list inside"],
+)
+def test_zip_refuses_what_is_no_structure_of_datasets(given):
+    with pytest.raises(ArgumentTypeError, match=r"Dataset.zip\(\) takes"):
+        Dataset.zip(**given)
+    with pytest.raises(ArgumentTypeError, match="not both"):
+        Dataset.zip(Dataset.range(1), datasets=Dataset.range(1))
+
+
 @given(st.integers(-20, 20), st.integers(-20, 20), st.integers(-5, 5).filter(bool), st.integers(1, 4))
 def test_range_is_that_of_python(start, stop, step, size):
     assert values(Dataset.range(start, stop, step)) == list(range(start, stop, step))
@@ -210,6 +243,61 @@ def test_a_spec_says_what_fits():
     assert TensorSpec(3).shape == (3,)
     with pytest.raises(DatasetError, match="at least 0"):
         TensorSpec([-1])
+
+
+def test_a_spec_is_compared_with_another_spec():
+    some_rows, anything = TensorSpec([None, 2], np.float32), TensorSpec(None, np.float32)
+    assert some_rows.is_compatible_with(TensorSpec([7, 2], np.float32))
+    assert TensorSpec([7, 2], np.float32).is_compatible_with(some_rows)
+    assert anything.is_compatible_with(some_rows)
+    assert some_rows.is_compatible_with(anything)
+    for other in (TensorSpec([7, 3], np.float32), TensorSpec([2], np.float32), TensorSpec([7, 2], np.int32)):
+        assert not some_rows.is_compatible_with(other)
+
+
+def test_the_number_of_dimensions_may_be_unknown():
+    anything = TensorSpec(None, np.int64)
+    assert anything.shape is None
+    assert anything.is_compatible_with(np.zeros((2, 3), np.int64))
+    assert not anything.is_compatible_with(np.zeros(2))
+    ragged = Dataset.from_generator(lambda: iter([1, [2, 3], [[4]]]), anything)
+    assert ragged.element_spec == anything
+    assert values(ragged) == [1, [2, 3], [[4]]]
+    assert values(ragged.skip(1).batch(1).unbatch()) == [[2, 3], [[4]]]
+    for dataset in (
+        ragged.batch(2),
+        ragged.unbatch(),
+        ragged.take(0),
+        ragged.batch(2).rebatch(1),
+        ragged.map(lambda x: x * 2),
+    ):
+        assert dataset.element_spec == anything
+    both = Dataset.range(2).concatenate(Dataset.range(4).batch(2))
+    assert both.element_spec == anything
+    assert values(both) == [0, 1, [0, 1], [2, 3]]
+    empty = Dataset.from_generator(lambda: iter([]), anything)
+    assert values(empty.map(lambda x: x + 1)) == []
+
+
+@pytest.mark.parametrize(
+    ("length", "sizes", "drop", "rows"),
+    [
+        (4, 2, False, 2),
+        (4, [2, 2], False, 2),
+        (4, [2, 1, 1], False, None),
+        (4, [0, 2], False, None),
+        (5, [2, 2], False, None),
+        (5, 2, True, 2),
+        (None, 2, False, None),
+        (None, [2, 2], True, 2),
+    ],
+)
+def test_the_spec_of_rebatch_has_the_rows_of_all_batches(length, sizes, drop, rows):
+    source = Dataset.range(8).batch(4) if length is None else Dataset.range(20).batch(length, True)
+    dataset = source.rebatch(sizes, drop)
+    assert dataset.element_spec == TensorSpec([rows], np.int64)
+    assert all(dataset.element_spec.is_compatible_with(batch) for batch in dataset)
+    assert dataset.batch(1).element_spec == TensorSpec([None, rows], np.int64)
 
 
 # -- generators and other iterables --------------------------------------------------------------------------
@@ -300,8 +388,6 @@ ten = Dataset.range(10)
         bad(lambda: list(ten.shard(SHARD_HINT, SHARD_HINT)), ShardHintError, "AutoShardPolicy.HINT"),
         bad(lambda: Dataset.range(1, 5, 0), DatasetError, "must not be 0"),
         bad(lambda: Dataset.range(), ArgumentTypeError, "1 to 3 integers, got 0"),
-        bad(lambda: Dataset.zip(), ArgumentTypeError, "at least one Dataset"),
-        bad(lambda: Dataset.zip(ten, [1]), ArgumentTypeError, "and nothing else"),
         bad(lambda: ten.concatenate(Dataset.from_tensors(1.0)), ArgumentTypeError, "same dtypes"),
         bad(lambda: ten.concatenate(Dataset.from_tensors((1, 2))), ArgumentTypeError, "is nested as"),
         bad(lambda: ten.concatenate([1]), ArgumentTypeError, "takes a Dataset, got list"),
@@ -389,8 +475,36 @@ def test_options_that_are_changed_later_change_no_dataset():
     options = Options()
     dataset = Dataset.range(4).with_options(options)
     options.experimental_distribute.auto_shard_policy = AutoShardPolicy.OFF
-    dataset.options().experimental_distribute.auto_shard_policy = AutoShardPolicy.OFF
     assert dataset.options() == Options()
+
+
+def test_options_of_a_dataset_cannot_be_changed_but_copied():
+    dataset = Dataset.range(4).with_options(Options())
+    found = dataset.options()
+    with pytest.raises(ValueError, match="pass it to with_options"):
+        found.experimental_distribute.auto_shard_policy = AutoShardPolicy.OFF
+    with pytest.raises(ValueError, match="pass it to with_options"):
+        found.experimental_distribute.num_devices = 2
+    with pytest.raises(ValueError, match="pass it to with_options"):
+        found.experimental_distribute = DistributeOptions()
+    assert dataset.options() == dataset.with_options(found).options() == Options()
+    mine = deepcopy(found)
+    mine.experimental_distribute.auto_shard_policy = AutoShardPolicy.OFF
+    assert dataset.with_options(mine).options() == mine != found
+
+
+def test_many_datasets_follow_each_other():
+    dataset = Dataset.from_tensors(0)
+    for number in range(1, 2000):
+        dataset = dataset.concatenate(Dataset.from_tensors(number))
+    assert (len(dataset), dataset.element_spec) == (2000, TensorSpec((), np.int64))
+    assert values(dataset.map(lambda x: x + 1)) == list(range(1, 2001))
+    iterator = iter(dataset)
+    for _ in range(1500):
+        next(iterator)
+    again = iter(dataset)
+    again.restore(iterator.state())
+    assert next(again) == 1500
 
 
 def test_reduce_apply_and_numpy_iterator():

@@ -107,8 +107,22 @@ def test_paths_are_checked_at_once(tmp_path):
         Dataset.from_csv(str(tmp_path / "*.csv"), [int])
     with pytest.raises(DatasetError, match="at least one file"):
         Dataset.from_npy([])
-    with pytest.raises(ArgumentTypeError, match="must be a str or"):
-        Dataset.from_npy([3])
+    for wrong in ([3], np.array([3]), Dataset.range(3)):
+        with pytest.raises(ArgumentTypeError, match="must be a str or"):
+            Dataset.from_npy(wrong)
+    names = Dataset.from_tensor_slices([str(tmp_path / "*.npy")])
+    with pytest.raises(DatasetError, match="has no end"):
+        Dataset.from_npy(names.repeat())
+
+
+def test_paths_come_from_datasets_too(tmp_path):
+    for number in range(3):
+        np.save(tmp_path / f"{number}.npy", np.array([number, number]))
+    names = [str(tmp_path / f"{number}.npy") for number in (2, 0, 1)]
+    for some in (names, [name.encode() for name in names]):
+        dataset = Dataset.from_npy(Dataset.from_tensor_slices(some).take(2))
+        assert [int(x) for x in dataset] == [2, 2, 0, 0]
+    assert [int(x) for x in Dataset.from_npy(np.array(names[1:]))] == [0, 0, 1, 1]
 
 
 # -- CSV -----------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ def _no_threads_left():
     eventually(lambda: not threads())
 
 
-@pytest.mark.parametrize("size", [0, 1, 3, AUTOTUNE])
+@pytest.mark.parametrize("size", [0, 1, 3, AUTOTUNE, None])
 def test_elements_come_in_order_as_often_as_wanted(size):
     dataset = Dataset.range(50).prefetch(size)
     assert [int(x) for x in dataset] == [int(x) for x in dataset] == list(range(50))

@@ -41,6 +41,40 @@ def test_values_come_back(tmp_path):
     assert other.save(tmp_path / "ckpt").endswith("ckpt-2.npz"), "numbers go on after those restored"
 
 
+def test_what_was_restored_can_be_asserted(tmp_path):
+    a, b = dmesh.Variable(1.0), dmesh.Variable(2.0)
+    path = Checkpoint(a=a, b=b).write(file_prefix=tmp_path / "c", options=None)
+    whole = Checkpoint(a=a, b=b)
+    for status in (whole.restore(save_path=path, options=None), whole.read(save_path=path)):
+        for method in (
+            status.assert_consumed, status.assert_existing_objects_matched, status.assert_nontrivial_match,
+            status.expect_partial,
+        ):  # fmt: skip
+            assert method() is status
+    a.assign(5.0)
+    part = Checkpoint(a=a).restore(path)
+    assert float(a) == 1.0
+    assert part.assert_existing_objects_matched() is part.assert_nontrivial_match() is part.expect_partial()
+    for error in (AssertionError, CheckpointError):
+        with pytest.raises(error, match=r"nothing was given the value of b in .*c"):
+            part.assert_consumed()
+    with pytest.raises(AssertionError, match="the Checkpoint is empty"):
+        Checkpoint().restore(path).assert_nontrivial_match()
+
+
+def test_restoring_no_checkpoint_changes_nothing(tmp_path):
+    a = dmesh.Variable(1.0)
+    manager = CheckpointManager(Checkpoint(a=a), tmp_path, max_to_keep=2)
+    status = manager.checkpoint.restore(manager.latest_checkpoint)
+    assert status.expect_partial() is status
+    for method in (
+        status.assert_consumed, status.assert_existing_objects_matched, status.assert_nontrivial_match,
+    ):  # fmt: skip
+        with pytest.raises(AssertionError, match="no checkpoint was given"):
+            method()
+    assert float(a) == 1.0
+
+
 def test_a_directory_that_cannot_be_read_does_not_pass_for_one_without_checkpoints(tmp_path):
     assert latest_checkpoint(tmp_path / "none") is None
     with pytest.raises(OSError, match="name too long"):
@@ -63,7 +97,43 @@ def test_a_manager_keeps_the_latest(tmp_path):
     assert manager.restore_or_initialize() == manager.latest_checkpoint == f"{manager.directory}/ckpt-11.npz"
     assert int(count) == 11
     assert begun == [1]
-    assert CheckpointManager(Checkpoint(), tmp_path / "c", 1, "other").latest_checkpoint is None
+    assert CheckpointManager(Checkpoint(), tmp_path / "c", 1, None, "other").latest_checkpoint is None
+
+
+def test_a_manager_saves_at_intervals(tmp_path):
+    step = dmesh.Variable(0)
+
+    def manager(**more):
+        return CheckpointManager(
+            Checkpoint(step=step), tmp_path / "c", None, step_counter=step, checkpoint_interval=2, **more
+        )
+
+    first = manager()
+    assert first.checkpoint_interval == 2
+    assert str(first.save()).endswith("ckpt-1.npz")  # the first one, whatever the step
+    assert first.save(check_interval=True, options=None) is None
+    step.assign_add(1)
+    assert first.save() is None
+    assert str(first.save(check_interval=False)).endswith("ckpt-2.npz")
+    step.assign_add(2)
+    assert str(first.save()).endswith("ckpt-3.npz")
+    second = manager()
+    step.assign(0)
+    assert second.restore_or_initialize() == first.latest_checkpoint
+    assert second.save() is None, "step 3 was saved"
+    third = manager(last_checkpoint_step=2)
+    assert third.save() is None
+    step.assign_add(1)
+    assert str(third.save(checkpoint_number=step)).endswith("ckpt-4.npz")  # a variable's value
+
+
+def test_a_manager_keeps_a_checkpoint_for_every_few_hours(tmp_path):
+    manager = CheckpointManager(Checkpoint(a=np.zeros(1)), tmp_path, 2, keep_checkpoint_every_n_hours=1.5)
+    for hour in (0, 1, 1.2, 1.7, 2.2, 3.1, 3.3, 3.4):
+        path = manager.save()
+        os.utime(path, (1e9, 1e9 + 3600 * hour))
+    kept = [os.path.basename(path) for path in manager.checkpoints]
+    assert kept == ["ckpt-1.npz", "ckpt-4.npz", "ckpt-7.npz", "ckpt-8.npz"]
 
 
 def test_what_does_not_fit_changes_nothing(tmp_path):
@@ -117,9 +187,14 @@ def test_a_failed_write_leaves_what_is_there(tmp_path):
         ),
         (lambda: CheckpointManager(Checkpoint(), "x", 0), CheckpointError, "at least 1"),
         (
-            lambda: CheckpointManager(Checkpoint(), "x", 1, "a/b"),
+            lambda: CheckpointManager(Checkpoint(), "x", 1, checkpoint_name="a/b"),
             CheckpointError,
             "beginning of a file's name",
+        ),
+        (
+            lambda: CheckpointManager(Checkpoint(), "x", 1, checkpoint_interval=2),
+            CheckpointError,
+            "checkpoint_interval needs step_counter",
         ),
     ],
 )

@@ -226,6 +226,13 @@ def test_a_worker_runs_only_what_it_may():
             coordinator.schedule(square, (object(),))
         with pytest.raises(StrategyTypeError, match="arguments as a tuple"):
             coordinator.schedule(square, 3)
+        result = coordinator.schedule(square, (2,))
+        for wrong in ((result,), ([1, {"a": result}],)):
+            with pytest.raises(StrategyValueError, match=r"RemoteValue of square: .*no argument: fetch"):
+                coordinator.schedule(square, wrong)
+        with pytest.raises(ValueError, match="is no argument"):
+            coordinator.schedule(square, (1,), {"plus": result})
+        assert coordinator.schedule(square, (result.fetch(),)).fetch() == 16
 
     on_clients(2, program)
 

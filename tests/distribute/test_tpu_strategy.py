@@ -60,7 +60,14 @@ def test_a_replica_may_have_several_logical_devices(clients) -> None:
         assert len(set(strategy.extended.worker_devices)) == 4
         with strategy.extended.experimental_logical_device(1):
             pass
-        return on_each(lambda: get_replica_context().devices)(strategy)
+
+        def of_replica():
+            replica = get_replica_context()
+            with replica.experimental_logical_device(1), pytest.raises(ValueError, match="logical_device_id"):
+                replica.experimental_logical_device(2).__enter__()
+            return replica.devices
+
+        return on_each(of_replica)(strategy)
 
     devices = [name for client in on_tpu(clients, program) for replica in client for name in replica]
     assert len(set(devices)) == len(devices) == 8

@@ -84,6 +84,14 @@ def test_a_value_that_was_read_stays() -> None:
         variable.read_value()[0] = 1
 
 
+def test_assignments_take_the_arguments_that_tensorflow_has() -> None:
+    variable = Variable(1.0)
+    assert variable.assign(5.0, True, "name", True) is variable
+    assert variable.assign_add(2.0, use_locking=True, name="name", read_value=False) is variable
+    assert variable.assign_sub(1.0, False, None, read_value=False) is variable
+    assert variable == 6
+
+
 def test_what_is_assigned_is_copied() -> None:
     source = np.zeros(2)
     variable = Variable(source)
@@ -100,10 +108,10 @@ def test_what_is_assigned_is_copied() -> None:
         (lambda: Variable(), StrategyValueError, "'Variable' needs an initial_value"),
         (lambda: Variable(1.0, synchronization=3), StrategyValueError, "must be a VariableSynchronization"),
         (lambda: Variable(1.0, aggregation=3), StrategyValueError, "must be a VariableAggregation"),
-        (lambda: Variable(1.0, True, synchronization=ON_READ), ValueError, "trainable and ON_READ"),
+        (lambda: Variable(1.0, synchronization=None), ValueError, "must be a VariableSynchronization"),
         (lambda: Variable(object()), StrategyTypeError, "objects"),
         (lambda: Variable(np.zeros(2)).assign(1.0), ValueError, r"needs the shape \(2,\), got \(\)"),
-        (lambda: Variable(1).assign_add(1.5), TypeError, "is int64, got float64"),
+        (lambda: Variable(1).assign_add(1.5), TypeError, "is int64, got float64: convert it first$"),
     ],
 )
 def test_what_variables_refuse(make, error, message) -> None:
@@ -122,6 +130,8 @@ def test_what_a_variable_is_made_with() -> None:
     assert (variable.dtype, variable.name, variable.constraint) == (np.float32, "w", np.abs)
     assert variable.trainable
     assert not Variable(0, synchronization=ON_READ).trainable
+    assert Variable(0, True, synchronization=ON_READ).trainable
+    assert Variable(0, aggregation=None).aggregation is NONE
     assert variable.synchronization is VariableSynchronization.AUTO
     assert variable.aggregation is NONE
     assert repr(variable) == "<Variable 'w' float32[2]: array([1., 2.], dtype=float32)>"

@@ -390,6 +390,11 @@ def exchange(x: DTensor, mapping: Exchange, target: Spec, into: DTensor | None =
     return DTensor(target, blocks) if into is None else into
 
 
+def read(x: Any) -> Any:
+    """Return the value of a variable that stands for an array; anything else as it is."""
+    return x.value() if getattr(type(x), "stands_for_array", False) else x
+
+
 def is_dtensor(x: ArrayLike | DTensor) -> bool:
-    """Return whether something is a sharded array."""
-    return isinstance(x, DTensor)
+    """Return whether something is a sharded array, or a `DVariable`, which holds one."""
+    return isinstance(read(x), DTensor)

@@ -13,7 +13,7 @@ from dmesh.arrays import ledger
 from dmesh.arrays.dispatch.operands import bring, check_operand, grid_among
 from dmesh.arrays.dispatch.registry import implements
 from dmesh.arrays.dispatch.ufunc import run_local
-from dmesh.arrays.dtensor import DTensor
+from dmesh.arrays.dtensor import DTensor, read
 from dmesh.arrays.grid import grid_of
 from dmesh.arrays.spec import Spec, spec_for
 from dmesh.arrays.transfer.plan import FOLDS
@@ -95,7 +95,7 @@ def register_op(
 
 
 def _run(name: str, kernel: Callable[..., Any], rule: Rule, operands: tuple[Any, ...]) -> Any:
-    values = [x.value() if getattr(type(x), "stands_for_array", False) else x for x in operands]
+    values = [read(x) for x in operands]
     arrays = [x for x in values if isinstance(x, DTensor)]
     if not arrays:
         raise UnshardableError(f"{name} got no sharded array")

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from dmesh.arrays import ledger
 from dmesh.arrays.dispatch.operands import is_scalar
 from dmesh.arrays.dispatch.ufunc import astype, store
-from dmesh.arrays.dtensor import DTensor, move
+from dmesh.arrays.dtensor import DTensor, move, read
 from dmesh.arrays.transfer.functions import copy_to_mesh, relayout
 from dmesh.errors import ArgumentTypeError, LayoutError, UnshardableError
 from dmesh.layout import Layout
@@ -56,8 +56,7 @@ class DVariable(NDArrayOperatorsMixin):
         name: str | None = None,
     ) -> None:
         value = initial_value() if callable(initial_value) else initial_value
-        if isinstance(value, DVariable):
-            value = value.value()
+        value = read(value)
         if isinstance(value, DTensor):
             if layout is not None and value.layout != layout:
                 raise LayoutError(
@@ -128,11 +127,20 @@ class DVariable(NDArrayOperatorsMixin):
 
     # Assignments --------------------------------------------------------------------------------------------
 
-    def assign(self, value: DTensor | DVariable | float) -> DVariable:
+    def assign(
+        self,
+        value: DTensor | DVariable | float,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> DVariable:
         """Set the value; an array of another layout is brought to the variable's.
 
         Args:
             value: A sharded array of the variable's shape and dtype, or a number for all elements.
+            use_locking: Kept for TensorFlow's sake, as the next ones are.
+            name: No effect.
+            read_value: No effect.
 
         Returns:
             The variable.
@@ -142,18 +150,33 @@ class DVariable(NDArrayOperatorsMixin):
             UnshardableError: It is a plain array.
             ValueError: It has another shape.
         """
+        del use_locking, name, read_value
         return self._changed("assign", value, None)
 
-    def assign_add(self, delta: DTensor | DVariable | float) -> DVariable:
+    def assign_add(
+        self,
+        delta: DTensor | DVariable | float,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> DVariable:
         """Add to the value; see `assign`."""
+        del use_locking, name, read_value
         return self._changed("assign_add", delta, np.add)
 
-    def assign_sub(self, delta: DTensor | DVariable | float) -> DVariable:
+    def assign_sub(
+        self,
+        delta: DTensor | DVariable | float,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> DVariable:
         """Subtract from the value; see `assign`."""
+        del use_locking, name, read_value
         return self._changed("assign_sub", delta, np.subtract)
 
     def _changed(self, operation: str, given: Any, ufunc: np.ufunc | None) -> DVariable:
-        value = given.value() if isinstance(given, DVariable) else given
+        value = read(given)
         with ledger.operation(f"DVariable.{operation}"):
             if is_scalar(value):
                 if ufunc is None:
@@ -184,12 +207,8 @@ class DVariable(NDArrayOperatorsMixin):
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         if any(isinstance(one, DVariable) for one in kwargs.get("out", ())):
             raise UnshardableError(f"out= of np.{ufunc.__name__} is no variable: assign() sets its value")
-        values, options = map_structure(_read, inputs), map_structure(_read, kwargs)
+        values, options = map_structure(read, inputs), map_structure(read, kwargs)
         return getattr(ufunc, method)(*values, **options)
 
     def __array_function__(self, func: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
-        return func(*map_structure(_read, args), **map_structure(_read, kwargs))
-
-
-def _read(x: Any) -> Any:
-    return x.value() if isinstance(x, DVariable) else x
+        return func(*map_structure(read, args), **map_structure(read, kwargs))

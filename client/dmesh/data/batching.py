@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dmesh.data.cursors import Cursor, Keys, Pass, Table, read
-from dmesh.data.elements import TensorSpec
+from dmesh.data.elements import reshaped
 from dmesh.data.pipeline import Reading, Transform
 from dmesh.errors import DatasetError
 from dmesh.structure import flatten, map_structure
@@ -45,7 +45,7 @@ class Batch(Transform):
     def spec(self) -> Any:
         """Returns the source's specs with one more dimension."""
         rows = self.size if self.drop_remainder else None
-        return map_structure(lambda leaf: TensorSpec((rows, *leaf.shape), leaf.dtype), self.source.spec())
+        return map_structure(lambda leaf: reshaped(leaf, lambda own: (rows, *own)), self.source.spec())
 
     def batch_size(self) -> int | None:
         """Returns the number of rows of a batch."""

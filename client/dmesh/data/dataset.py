@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Self
 
@@ -19,6 +19,7 @@ from dmesh.data.prefetching import Prefetch
 from dmesh.data.shuffling import Shuffle
 from dmesh.data.sources import Range
 from dmesh.errors import ArgumentTypeError, DatasetError
+from dmesh.structure import flatten, map_structure, with_values
 
 __all__ = ["AUTOTUNE", "Dataset"]
 
@@ -67,22 +68,31 @@ class Dataset(Creation):
         self._spec: Any = None
 
     @staticmethod
-    def zip(*args: Dataset | tuple[Dataset, ...], datasets: Any = None) -> Dataset:
-        """Returns a dataset of tuples of one element of each dataset, as long as the shortest.
+    def zip(*args: Any, datasets: Any = None) -> Dataset:
+        """Returns a dataset of one element of each dataset at a time, as long as the shortest.
+
+        ```python
+        x, y = Dataset.range(3), Dataset.range(10, 20)
+        list(Dataset.zip({"x": x, "pair": (x, y)}))[2]  # {"x": 2, "pair": (2, 12)}
+        ```
 
         Args:
-            *args: The datasets.
-            datasets: A tuple of datasets instead.
+            *args: The datasets, whose elements become tuples; or one structure of datasets, whose elements
+                have the same structure: tuples, named tuples and dicts, in any depth.
+            datasets: The structure instead.
 
         Raises:
             ArgumentTypeError: There are none, or something else is among them.
         """
-        given: Any = args if datasets is None else datasets
-        if len(given) == 1 and isinstance(given[0], tuple):
-            [given] = given
-        if not given or not all(isinstance(dataset, Dataset) for dataset in given):
-            raise ArgumentTypeError("Dataset.zip() takes at least one Dataset, and nothing else")
-        return Dataset(transforms.Zip(tuple(dataset._node for dataset in given)))
+        if args and datasets is not None:
+            raise ArgumentTypeError("Dataset.zip() takes datasets one by one or as datasets=, not both")
+        given = datasets if not args else args[0] if len(args) == 1 else args
+        nodes = _nodes(given)
+        if isinstance(nodes, Node):
+            return Dataset(nodes)
+        flat = type(nodes) is tuple and all(isinstance(node, Node) for node in nodes)
+        like = None if flat else map_structure(lambda _: None, nodes)
+        return Dataset(transforms.Zip(tuple(flatten(nodes)), like))
 
     # -- transforms -----------------------------------------------------------------------------
 
@@ -233,13 +243,13 @@ class Dataset(Creation):
         """Continues with another dataset.
 
         Raises:
-            ArgumentTypeError: Its elements are of other structures, dtypes or numbers of dimensions.
+            ArgumentTypeError: Its elements are of other structures or dtypes.
         """
         if not isinstance(dataset, Dataset):
             raise ArgumentTypeError(f"concatenate() takes a Dataset, got {type(dataset).__name__}")
-        node = transforms.Concatenate((self._node, dataset._node))
-        node.check()
-        return Dataset(node)
+        made = Dataset(transforms.Concatenate((*transforms.parts(self._node), dataset._node)))
+        made._spec = transforms.common_spec(self.element_spec, dataset.element_spec)
+        return made
 
     def enumerate(self, start: int = 0) -> Dataset:
         """Makes pairs of a number, from `start` up, and the element."""
@@ -247,19 +257,20 @@ class Dataset(Creation):
         numbers = Range(range(first, min(first + _MANY, 2**63 - 1)), np.dtype(np.int64))
         return Dataset(transforms.Zip((numbers, self._node)))
 
-    def prefetch(self, buffer_size: int) -> Dataset:
+    def prefetch(self, buffer_size: int | None) -> Dataset:
         """Reads ahead in a thread.
 
         Exceptions of the dataset are raised to the reader. The thread ends with the iterator.
 
         Args:
-            buffer_size: Number of elements that wait at most; `AUTOTUNE` for a number that suits, 0 for no
-                thread.
+            buffer_size: Number of elements that wait at most; `AUTOTUNE` or None for a number that suits, 0
+                for no thread.
 
         Raises:
             DatasetError: The size is negative, and not `AUTOTUNE`.
         """
-        return Dataset(Prefetch(self._node, check_integer("buffer_size", buffer_size, AUTOTUNE)))
+        size = AUTOTUNE if buffer_size is None else check_integer("buffer_size", buffer_size, AUTOTUNE)
+        return Dataset(Prefetch(self._node, size))
 
     def apply(self, transformation_func: Callable[[Dataset], Dataset]) -> Dataset:
         """Returns the result of a function for the dataset.
@@ -287,12 +298,13 @@ class Dataset(Creation):
         return Dataset(transforms.WithOptions(self._node, deepcopy(options)))
 
     def options(self) -> Options:
-        """Returns the options that were set; the last ones win."""
+        """Returns the options that were set; the last ones win. They cannot be changed."""
         options = Options()
         for node in walk(self._node):
             if isinstance(node, transforms.WithOptions):
                 options.experimental_distribute.take(node.options.experimental_distribute)
-        return options
+        options.experimental_distribute.frozen()
+        return options.frozen()
 
     @property
     def node(self) -> Node:
@@ -345,6 +357,20 @@ class Dataset(Creation):
 
     def __repr__(self) -> str:
         return f"<Dataset: {describe(self._node)}>"
+
+
+def _nodes(structure: Any) -> Any:
+    """Returns the nodes of a structure of datasets, in the same structure."""
+    if isinstance(structure, Dataset):
+        return structure.node
+    if isinstance(structure, Mapping) and structure:
+        return with_values(structure, {key: _nodes(part) for key, part in structure.items()})
+    if isinstance(structure, tuple) and structure:
+        parts = [_nodes(part) for part in structure]
+        return type(structure)(*parts) if hasattr(structure, "_fields") else tuple(parts)
+    raise ArgumentTypeError(
+        f"Dataset.zip() takes datasets, and tuples and dicts of them, got {structure!r:.80}"
+    )
 
 
 def _callable(name: str, function: Any) -> Any:

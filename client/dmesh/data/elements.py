@@ -6,7 +6,7 @@ As in `tf.data`, a list is an array, too: `[1, 2, 3]` is one of three numbers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
@@ -16,7 +16,16 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from dmesh.errors import ArgumentTypeError, DatasetError
 from dmesh.structure import flatten, map_structure, outline, with_values
 
-__all__ = ["as_element", "check_integer", "empty_like", "same_structure", "spec_of", "stack", "TensorSpec"]
+__all__ = [
+    "as_element",
+    "check_integer",
+    "empty_like",
+    "reshaped",
+    "same_structure",
+    "spec_of",
+    "stack",
+    "TensorSpec",
+]
 
 _TEXT = "US"
 """Kinds of dtype whose length differs from array to array and says nothing."""
@@ -27,13 +36,14 @@ class TensorSpec:
     """The shape and dtype of an array.
 
     Args:
-        shape: Its shape; None stands for a length that differs from array to array.
+        shape: Its shape, in which None stands for a length that differs from array to array; None if even the
+            number of dimensions differs.
         dtype: Type of its elements. Strings of any length have the same.
         name: For people.
     """
 
-    shape: tuple[int | None, ...]
-    """Its shape; None stands for a length that differs from array to array."""
+    shape: tuple[int | None, ...] | None
+    """Its shape, in which None stands for a length that differs; None if the number of dimensions differs."""
     dtype: np.dtype[Any]
     """Type of its elements."""
     name: str | None = None
@@ -41,27 +51,28 @@ class TensorSpec:
 
     def __init__(
         self,
-        shape: Sequence[int | None] | SupportsIndex,
+        shape: Sequence[int | None] | SupportsIndex | None,
         dtype: DTypeLike = np.float32,
         name: str | None = None,
     ) -> None:
-        lengths = (shape,) if isinstance(shape, SupportsIndex) else tuple(shape)
-        for length in lengths:
+        lengths = (shape,) if isinstance(shape, SupportsIndex) else None if shape is None else tuple(shape)
+        for length in lengths or ():
             if length is not None:
                 check_integer("a length in a TensorSpec", length, 0)
         object.__setattr__(self, "shape", lengths)
         object.__setattr__(self, "dtype", _plain(np.dtype(dtype)))
         object.__setattr__(self, "name", name)
 
-    def is_compatible_with(self, array: ArrayLike) -> bool:
-        """Returns whether an array has this dtype and a shape that this one allows."""
-        given = np.asarray(array)
-        return (
-            _plain(given.dtype) == self.dtype
-            and given.ndim == len(self.shape)
-            and all(
-                length is None or length == own for length, own in zip(self.shape, given.shape, strict=True)
-            )
+    def is_compatible_with(self, other: ArrayLike | TensorSpec) -> bool:
+        """Returns whether an array, or an array of another spec, may have this dtype and shape."""
+        given = other if isinstance(other, TensorSpec) else np.asarray(other)
+        if _plain(given.dtype) != self.dtype:
+            return False
+        if self.shape is None or given.shape is None:
+            return True
+        return len(self.shape) == len(given.shape) and all(
+            mine is None or theirs is None or mine == theirs
+            for mine, theirs in zip(self.shape, given.shape, strict=True)
         )
 
     @classmethod
@@ -69,6 +80,13 @@ class TensorSpec:
         """Returns the spec of one array."""
         given = np.asarray(array)
         return cls(given.shape, given.dtype, name)
+
+
+def reshaped(
+    spec: TensorSpec, change: Callable[[tuple[int | None, ...]], tuple[int | None, ...]]
+) -> TensorSpec:
+    """Returns a spec with a changed shape; a number of dimensions that is not known stays so."""
+    return TensorSpec(None if spec.shape is None else change(spec.shape), spec.dtype)
 
 
 def as_element(value: Any, what: str = "the element", *, lists_are_tuples: bool = False) -> Any:
@@ -183,7 +201,7 @@ def _stack_arrays(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
 def empty_like(spec: Any) -> Any:
     """Returns an element of no rows: arrays of length 0 whose further lengths are those of the specs."""
     return map_structure(
-        lambda leaf: np.empty((0, *(length or 0 for length in leaf.shape[1:])), leaf.dtype), spec
+        lambda leaf: np.empty((0, *(length or 0 for length in (leaf.shape or ())[1:])), leaf.dtype), spec
     )
 
 

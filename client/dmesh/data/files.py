@@ -24,15 +24,15 @@ from numpy.typing import NDArray
 
 from dmesh.data.cursors import Count, Cursor
 from dmesh.data.elements import spec_of
-from dmesh.data.pipeline import Node, Reading
+from dmesh.data.pipeline import INFINITE_CARDINALITY, Node, Reading
 from dmesh.data.sources import Rows
 from dmesh.data.tables import Arrays, Chunks, chained
 from dmesh.errors import ArgumentTypeError, DatasetError, FileFormatError
 
 __all__ = ["as_files", "Files", "FileSource", "NpyFiles", "NpzFiles"]
 
-Files = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
-"""A path, a pattern such as `data/*.npy`, or several of them."""
+Files = str | os.PathLike[str] | Iterable[str | os.PathLike[str] | NDArray[Any]]
+"""A path, a pattern such as `data/*.npy`, or several of them, of which a `Dataset` may consist, too."""
 
 MOST_UNPACKED = 1 << 30
 """Bytes of a compressed array in a `.npz` file that are unpacked into memory, unless more are allowed."""
@@ -52,11 +52,15 @@ def as_files(files: Files) -> tuple[str, ...]:
 
     Raises:
         ArgumentTypeError: A path is none.
-        DatasetError: A file does not exist, or there is none.
+        DatasetError: A file does not exist, there is none, or their dataset has no end.
     """
+    if getattr(files, "cardinality", int)() == INFINITE_CARDINALITY:
+        raise DatasetError("the dataset of files has no end: repeat() the dataset of what they hold instead")
     given = [files] if isinstance(files, str | os.PathLike) else list(files)
     found: list[str] = []
     for path in given:
+        if isinstance(path, np.ndarray | np.bytes_):
+            path = os.fsdecode(path.item()) if path.dtype.kind == "S" and not path.ndim else path.tolist()
         if not isinstance(path, str | os.PathLike):
             raise ArgumentTypeError(f"a path must be a str or os.PathLike, got {type(path).__name__}")
         name = os.fspath(path)

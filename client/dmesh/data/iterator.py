@@ -139,6 +139,11 @@ class DatasetIterator(Reader):
         """State at the end of the reading, once it has ended."""
         self._keys = iter(())
 
+    @property
+    def element_spec(self) -> Any:
+        """Structure of specs of all elements, as of the dataset."""
+        return self._node.spec()
+
     def _next(self) -> Any:
         if self._end is not None:
             raise StopIteration

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dmesh.data.cursors import ELEMENTS, Cursor, Pass, Table
-from dmesh.data.elements import TensorSpec, as_element, spec_of
+from dmesh.data.elements import TensorSpec, as_element, reshaped, spec_of
 from dmesh.data.iterator import Reader
 from dmesh.data.pipeline import UNKNOWN_CARDINALITY, Reading, Transform
 from dmesh.errors import ArgumentTypeError, DatasetError
@@ -49,13 +49,17 @@ class Map(Transform):
     def spec(self) -> Any:
         """Returns the specs of the function's result for one element."""
         sample = self.source.sample()
-        specs = zip(flatten(sample), flatten(self.source.spec()), strict=True)
+        source = flatten(self.source.spec())
+        specs = zip(flatten(sample), source, strict=True)
         lengths = {leaf.shape[0] for leaf, spec in specs if spec.shape and spec.shape[0] is None}
+        any_rank = any(spec.shape is None for spec in source)
 
         def widened(leaf: TensorSpec) -> TensorSpec:
+            if any_rank:
+                return TensorSpec(None, leaf.dtype)
             # As many rows as the source had in this element: it had another number in others.
             open_ended = leaf.shape and leaf.shape[0] in lengths
-            return TensorSpec((None, *leaf.shape[1:]), leaf.dtype) if open_ended else leaf
+            return reshaped(leaf, lambda own: (None, *own[1:])) if open_ended else leaf
 
         return map_structure(widened, spec_of(_apply(self.function, sample)))
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
+from typing import Any, Self
 
 from dmesh.data.elements import check_integer
-from dmesh.errors import ArgumentTypeError
+from dmesh.errors import ArgumentTypeError, DatasetError
 
 __all__ = ["AutoShardPolicy", "DistributeOptions", "Options", "SHARD_HINT"]
 
@@ -28,7 +29,29 @@ class AutoShardPolicy(enum.IntEnum):
     """The dataset is divided at its `shard(SHARD_HINT, SHARD_HINT)`."""
 
 
-class DistributeOptions:
+class _Freezable:
+    """Base of options; those of a dataset cannot be changed."""
+
+    __slots__ = ("_frozen",)
+
+    def frozen(self) -> Self:
+        """Refuse all changes from now on; return the options."""
+        object.__setattr__(self, "_frozen", True)
+        return self
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if getattr(self, "_frozen", False):
+            raise DatasetError(
+                "the options that dataset.options() has returned cannot be changed: change "
+                "dmesh.data.Options() and pass it to with_options()"
+            )
+        super().__setattr__(name, value)
+
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
+        return None, {name: getattr(self, name) for name in self.__slots__}  # copies can be changed
+
+
+class DistributeOptions(_Freezable):
     """Distribution of a dataset. Part of `Options`."""
 
     __slots__ = ("_auto_shard_policy", "_num_devices")
@@ -82,7 +105,7 @@ class DistributeOptions:
             self._num_devices = others._num_devices
 
 
-class Options:
+class Options(_Freezable):
     """Options of a dataset, for `Dataset.with_options`.
 
     ```python
@@ -93,6 +116,8 @@ class Options:
     """
 
     __slots__ = ("experimental_distribute",)
+    experimental_distribute: DistributeOptions
+    """Distribution of the dataset."""
 
     def __init__(self) -> None:
         self.experimental_distribute = DistributeOptions()

@@ -22,11 +22,12 @@ __all__ = [
     "Order",
     "Reading",
     "static_batch_size",
+    "static_rows",
     "transform",
     "Transform",
-    "uneven",
     "UNKNOWN_CARDINALITY",
     "walk",
+    "with_rows",
 ]
 
 INFINITE_CARDINALITY = -1
@@ -248,14 +249,17 @@ def transform(node: Node, change: Callable[[Node], Node]) -> Node:
 def static_batch_size(node: Node) -> int | None:
     """Returns the number of rows of all elements but the last, if the transforms or the spec say it."""
     known = node.batch_size()
-    if known is not None:
-        return known
-    lengths: set[int | None] = {leaf.shape[0] if leaf.shape else None for leaf in flatten(node.spec())}
+    return static_rows(node.spec()) if known is None else known
+
+
+def static_rows(spec: Any) -> int | None:
+    """Returns the first length of all arrays, if the specs say the same one."""
+    lengths: set[int | None] = {leaf.shape[0] if leaf.shape else None for leaf in flatten(spec)}
     return lengths.pop() if len(lengths) == 1 else None
 
 
-def uneven(spec: Any) -> Any:
-    """Returns specs whose first lengths are not known."""
+def with_rows(spec: Any, rows: int | None) -> Any:
+    """Returns specs of arrays with another first length; None for one that is not known."""
     return map_structure(
-        lambda leaf: TensorSpec((None, *leaf.shape[1:]), leaf.dtype) if leaf.shape else leaf, spec
+        lambda leaf: TensorSpec((rows, *leaf.shape[1:]), leaf.dtype) if leaf.shape else leaf, spec
     )

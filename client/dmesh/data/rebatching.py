@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from dmesh.data.batching import NoRows, cut, rows_of
 from dmesh.data.cursors import ELEMENTS, Cursor, Keys, join
-from dmesh.data.elements import TensorSpec, empty_like
+from dmesh.data.elements import empty_like, reshaped
 from dmesh.data.iterator import Reader
-from dmesh.data.pipeline import UNKNOWN_CARDINALITY, Reading, Transform, uneven
+from dmesh.data.pipeline import UNKNOWN_CARDINALITY, Reading, Transform, static_rows, with_rows
 from dmesh.errors import DatasetError
 from dmesh.structure import map_structure
 
@@ -30,7 +30,7 @@ class _Rows(Transform):
 
     def spec(self) -> Any:
         """Returns the source's specs, with any number of rows."""
-        return uneven(self.source.spec())
+        return with_rows(self.source.spec(), None)
 
     def batch_size(self) -> int | None:
         """Returns None: the numbers differ."""
@@ -64,7 +64,7 @@ class Unbatch(_Rows):
 
     def spec(self) -> Any:
         """Returns the source's specs with one dimension less."""
-        return map_structure(lambda leaf: TensorSpec(leaf.shape[1:], leaf.dtype), self.source.spec())
+        return map_structure(lambda leaf: reshaped(leaf, lambda own: own[1:]), self.source.spec())
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +82,13 @@ class Rebatch(_Rows):
     def open(self, reading: Reading) -> Cursor:
         """Returns a cursor that takes pieces of batches."""
         return _Rebatching(self.source.open(reading), self)
+
+    def spec(self) -> Any:
+        """Returns the source's specs, with the number of rows if all batches have the same."""
+        source, size = self.source.spec(), self.sizes[0]
+        rows = static_rows(source)
+        same = set(self.sizes) == {size} and (self.drop_remainder or (rows is not None and rows % size == 0))
+        return with_rows(source, size if same else None)
 
     def none(self) -> Any:
         """Returns a batch of no rows."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from dmesh.data.cursors import Count, Cursor, Streamed, Table
 from dmesh.data.elements import TensorSpec, as_element, same_structure, spec_of
-from dmesh.data.pipeline import UNKNOWN_CARDINALITY, Node, Reading, uneven
+from dmesh.data.pipeline import UNKNOWN_CARDINALITY, Node, Reading, with_rows
 from dmesh.data.tables import Arrays, Numbers
 from dmesh.errors import ArgumentTypeError, DatasetError
 from dmesh.structure import flatten, map_structure
@@ -166,12 +166,12 @@ class Iterated(Node):
         if self.signature is None:
             return super().sample()
         return map_structure(
-            lambda spec: np.zeros([length or 0 for length in spec.shape], spec.dtype), self.signature
+            lambda spec: np.zeros([length or 0 for length in spec.shape or ()], spec.dtype), self.signature
         )
 
     def spec(self) -> Any:
         """Returns the signature, or else the specs of the first element, with any number of rows."""
-        return uneven(spec_of(self.sample())) if self.signature is None else self.signature
+        return with_rows(spec_of(self.sample()), None) if self.signature is None else self.signature
 
     def batch_size(self) -> int | None:
         """Returns the number of rows of an element, if it is known."""

@@ -18,7 +18,7 @@ class TFRecordDataset(Dataset):
     ```
 
     Args:
-        filenames: A path, a pattern, or several of them.
+        filenames: A path, a pattern, several of them, or a dataset of them, which is read at once.
         compression_type: GZIP or ZLIB; None or empty for none.
         buffer_size: Changes nothing: the operating system reads ahead.
         num_parallel_reads: Changes nothing: files are read one after the other.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from dmesh.data.cursors import Cursor, Keys, Pass, Table, as_list, read
@@ -13,9 +15,9 @@ from dmesh.data.options import SHARD_HINT, Options
 from dmesh.data.pipeline import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Node, Reading, Transform
 from dmesh.data.tables import chained
 from dmesh.errors import ArgumentTypeError, DatasetError, ShardHintError
-from dmesh.structure import flatten, map_structure
+from dmesh.structure import flatten, map_structure, rebuild
 
-__all__ = ["Concatenate", "Repeat", "Shard", "Skip", "Take", "WithOptions", "Zip"]
+__all__ = ["Concatenate", "Repeat", "Shard", "Skip", "Take", "WithOptions", "Zip", "common_spec", "parts"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,7 +266,7 @@ class _Several(Node):
 
     def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
         """Returns this node reading others."""
-        return type(self)(inputs)
+        return dataclasses.replace(self, sources=inputs)
 
     def batch_size(self) -> int | None:
         """Returns the batch size that all sources have, if it is one."""
@@ -272,12 +274,22 @@ class _Several(Node):
         return sizes.pop() if len(sizes) == 1 else None
 
 
+@dataclass(frozen=True, eq=False)
 class Zip(_Several):
-    """Yields tuples of one element of each source, as long as all have one."""
+    """Yields structures of one element of each source, as long as all have one."""
+
+    like: Any = None
+    """Structure of which each source's elements are a leaf; None for a tuple."""
+
+    @property
+    def build(self) -> Callable[[list[Any]], Any]:
+        """Function that makes an element of those of the sources."""
+        return tuple if self.like is None else partial(rebuild, self.like)
 
     def open(self, reading: Reading) -> Cursor:
         """Returns a cursor whose keys are tuples of keys."""
-        return _Zipping([source.open(reading.branch(index)) for index, source in enumerate(self.sources)])
+        sources = [source.open(reading.branch(index)) for index, source in enumerate(self.sources)]
+        return _Zipping(sources, self.build)
 
     def cardinality(self) -> int:
         """Returns the smallest of the sources' numbers."""
@@ -287,41 +299,44 @@ class Zip(_Several):
         return min(numbers - {INFINITE_CARDINALITY}, default=INFINITE_CARDINALITY)
 
     def sample(self) -> Any:
-        """Returns a tuple of samples."""
-        return tuple(source.sample() for source in self.sources)
+        """Returns a structure of samples."""
+        return self.build([source.sample() for source in self.sources])
 
     def spec(self) -> Any:
-        """Returns the tuple of the sources' specs."""
-        return tuple(source.spec() for source in self.sources)
+        """Returns the structure of the sources' specs."""
+        return self.build([source.spec() for source in self.sources])
 
 
 class _Columns(Table):
-    """Tuples of one element of each of several tables."""
+    """Structures of one element of each of several tables."""
 
-    def __init__(self, tables: list[Table]) -> None:
+    def __init__(self, tables: list[Table], build: Callable[[list[Any]], Any]) -> None:
         self._tables = tables
+        self._build = build
         self.cheap = all(table.cheap for table in tables)
         self.parallel = max(table.parallel for table in tables)
 
     def get(self, key: Any) -> Any:
-        """Returns a tuple."""
-        return tuple([table.get(own) for table, own in zip(self._tables, key, strict=True)])
+        """Returns a structure."""
+        return self._build([table.get(own) for table, own in zip(self._tables, key, strict=True)])
 
     def submit(self, key: Any) -> Callable[[], Any]:
-        """Begins to make the elements of a tuple."""
+        """Begins to make the elements of a structure."""
         pending = [table.submit(own) for table, own in zip(self._tables, key, strict=True)]
-        return lambda: tuple([wait() for wait in pending])
+        return lambda: self._build([wait() for wait in pending])
 
     def gather(self, keys: Keys) -> Any:
-        """Returns a tuple of batches."""
+        """Returns a structure of batches."""
         columns = zip(*as_list(keys), strict=True) if len(keys) else [[]] * len(self._tables)
-        return tuple([table.gather(list(own)) for table, own in zip(self._tables, columns, strict=True)])
+        return self._build(
+            [table.gather(list(own)) for table, own in zip(self._tables, columns, strict=True)]
+        )
 
 
 class _Zipping(Cursor):
-    def __init__(self, sources: list[Cursor]) -> None:
+    def __init__(self, sources: list[Cursor], build: Callable[[list[Any]], Any]) -> None:
         self._sources = sources
-        self.table = _Columns([source.table for source in sources])
+        self.table = _Columns([source.table for source in sources], build)
         self.lazy = all(source.lazy for source in sources)
 
     def keys(self, count: int) -> Keys:
@@ -356,7 +371,7 @@ class _Zipping(Cursor):
 
 
 class Concatenate(_Several):
-    """Yields the elements of one source after those of the other."""
+    """Yields the elements of each source after those of the one before."""
 
     def open(self, reading: Reading) -> Cursor:
         """Returns a cursor over one source after the other."""
@@ -378,22 +393,32 @@ class Concatenate(_Several):
             first = map_structure(_wider, first, other)
         return first
 
-    def check(self) -> None:
-        """Raises ArgumentTypeError unless the elements of all sources can follow each other."""
-        first, *others = [source.spec() for source in self.sources]
-        for other in others:
-            try:
-                same_structure(other, first, "an element of the second dataset")
-            except DatasetError as error:
-                raise ArgumentTypeError(str(error)) from None
-            for mine, theirs in zip(flatten(first), flatten(other), strict=True):
-                if mine.dtype != theirs.dtype or len(mine.shape) != len(theirs.shape):
-                    raise ArgumentTypeError(
-                        "concatenate() needs datasets of the same dtypes and numbers of dimensions, got "
-                        f"{mine} and {theirs}"
-                    )
+
+def parts(node: Node) -> tuple[Node, ...]:
+    """Returns the sources of a `Concatenate`, and any other node as the only one."""
+    return node.sources if isinstance(node, Concatenate) else (node,)
+
+
+def common_spec(first: Any, other: Any) -> Any:
+    """Returns specs that hold for the elements of two datasets, of which the second is to follow the first.
+
+    Raises:
+        ArgumentTypeError: They have different structures or dtypes.
+    """
+    try:
+        same_structure(other, first, "an element of the second dataset")
+    except DatasetError as error:
+        raise ArgumentTypeError(str(error)) from None
+    for mine, theirs in zip(flatten(first), flatten(other), strict=True):
+        if mine.dtype != theirs.dtype:
+            raise ArgumentTypeError(
+                f"concatenate() needs datasets of the same dtypes, got {mine} and {theirs}"
+            )
+    return map_structure(_wider, first, other)
 
 
 def _wider(one: TensorSpec, other: TensorSpec) -> TensorSpec:
+    if one.shape is None or other.shape is None or len(one.shape) != len(other.shape):
+        return TensorSpec(None, one.dtype)
     shape = [a if a == b else None for a, b in zip(one.shape, other.shape, strict=True)]
     return TensorSpec(shape, one.dtype)

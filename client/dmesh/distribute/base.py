@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # this module is loaded with the package, and those load the collectives
@@ -22,6 +23,10 @@ class ExtendedBase(ABC):
     @abstractmethod
     def create_variable(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Create a variable on all replicas."""
+
+    @abstractmethod
+    def experimental_logical_device(self, logical_device_id: int) -> AbstractContextManager[None]:
+        """Place the computations of a block on one of the logical devices of each replica."""
 
 
 class StrategyBase(ABC):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from dmesh.arrays import copy_to_mesh
 from dmesh.data import Dataset
+from dmesh.data.iterator import DatasetIterator
 from dmesh.errors import ArgumentTypeError, DatasetError, InputModeError, LayoutError
 from dmesh.layout import Layout
 from dmesh.mesh import Mesh
@@ -90,6 +90,11 @@ class DTensorDataset:
                     "first dimension along it"
                 )
         for spec, layout in zip(specs, found, strict=True):
+            if spec.shape is None:
+                raise DatasetError(
+                    f"the number of dimensions of the elements {spec} is not known: "
+                    "say it in output_signature="
+                )
             rank = len(spec.shape) + (not dataset_already_batched)
             if layout.rank != rank:
                 raise LayoutError(
@@ -131,6 +136,22 @@ class DTensorDataset:
     def __bool__(self) -> bool:
         return True  # whether there are elements may not be known
 
-    def __iter__(self) -> Iterator[Any]:
-        for batch in self._dataset:
-            yield map_structure(lambda x, layout: copy_to_mesh(x, layout, uneven=True), batch, self._layouts)
+    def __iter__(self) -> DTensorIterator:
+        return DTensorIterator(self._dataset, self._layouts)
+
+
+class DTensorIterator(DatasetIterator):
+    """Iterator over the batches of a `DTensorDataset`.
+
+    Args:
+        batches: Dataset of the whole batches.
+        layouts: Layout of each of their arrays.
+    """
+
+    def __init__(self, batches: Dataset, layouts: Any) -> None:
+        super().__init__(batches.node)
+        self._layouts = layouts
+
+    def __next__(self) -> Any:
+        batch = super().__next__()
+        return map_structure(lambda x, layout: copy_to_mesh(x, layout, uneven=True), batch, self._layouts)

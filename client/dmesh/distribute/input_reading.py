@@ -9,7 +9,7 @@ from typing import Any
 from dmesh.data.batching import cut
 from dmesh.data.elements import empty_like
 from dmesh.data.iterator import DatasetIterator
-from dmesh.data.pipeline import Node, transform, uneven
+from dmesh.data.pipeline import Node, transform, with_rows
 from dmesh.data.prefetching import Prefetcher
 from dmesh.distribute.input_sharding import with_entropy
 from dmesh.distribute.input_workers import InputWorkers, Progress, WorkerFacts
@@ -56,7 +56,7 @@ class WorkerInput:
         """Returns the structure of specs of one replica's elements."""
         if self._spec is None:
             spec = self._element_source.spec()
-            self._spec = uneven(spec) if self.workers.num_replicas_in_sync > 1 else spec
+            self._spec = with_rows(spec, None) if self.workers.num_replicas_in_sync > 1 else spec
         return self._spec
 
     def begin(self, state: Mapping[str, Any] | None = None) -> Reading:

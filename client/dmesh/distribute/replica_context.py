@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
@@ -224,6 +225,10 @@ class ReplicaContext(ReplicaBase):
         name = getattr(merge_fn, "__qualname__", type(merge_fn).__name__)
         own = (tuple(args), dict(kwargs or {}))
         return self.exchange(call_in_replicas(f"merge_call of {name} with {outline(own)}"), perform, own)
+
+    def experimental_logical_device(self, logical_device_id: int) -> AbstractContextManager[None]:
+        """Place the computations of a block on a logical device; see the method of `strategy.extended`."""
+        return self.strategy.extended.experimental_logical_device(logical_device_id)
 
     # -- for the rest of the package ----------------------------------------------------------------
 

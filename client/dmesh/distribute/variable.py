@@ -46,12 +46,13 @@ class Variable(ArrayOperators, metaclass=_Replicated):
 
     Args:
         initial_value: The initial value, or a function without arguments that returns it.
-        trainable: True for a parameter of a model. The default is True, unless it is combined on read.
+        trainable: True for a parameter of a model. The default is True, unless it is combined on read: the
+            copies of replicas would be trained each by itself.
         name: Name in messages.
         dtype: Dtype of the elements; None for the initial value's.
         constraint: Function that optimizers apply to each new value; stored for them.
         synchronization: Time at which the copies of replicas are combined.
-        aggregation: Operation that combines them.
+        aggregation: Operation that combines them; None for NONE.
 
     Raises:
         StrategyValueError: An argument is not valid.
@@ -67,8 +68,9 @@ class Variable(ArrayOperators, metaclass=_Replicated):
         dtype: DTypeLike | None = None,
         constraint: Callable[[Array], Array] | None = None,
         synchronization: VariableSynchronization = VariableSynchronization.AUTO,
-        aggregation: VariableAggregation = VariableAggregation.NONE,
+        aggregation: VariableAggregation | None = VariableAggregation.NONE,
     ) -> None:
+        aggregation = VariableAggregation.NONE if aggregation is None else aggregation
         if not isinstance(synchronization, VariableSynchronization):
             raise StrategyValueError(
                 f"variable {name!r}: synchronization must be a VariableSynchronization, got "
@@ -78,17 +80,13 @@ class Variable(ArrayOperators, metaclass=_Replicated):
             raise StrategyValueError(
                 f"variable {name!r}: aggregation must be a VariableAggregation, got {aggregation!r}"
             )
-        on_read = synchronization is VariableSynchronization.ON_READ
-        if on_read and trainable:
-            raise StrategyValueError(
-                f"variable {name!r} cannot be trainable and ON_READ: replicas would train copies of their own"
-            )
         if initial_value is None:
             raise StrategyValueError(f"variable {name!r} needs an initial_value: an array or a function")
         value = as_value(initial_value() if callable(initial_value) else initial_value, f"variable {name!r}")
         self._value = frozen(np.array(value, dtype=dtype))
         self._shape, self._dtype = self._value.shape, self._value.dtype
         self._name = name
+        on_read = synchronization is VariableSynchronization.ON_READ
         self._trainable = not on_read if trainable is None else bool(trainable)
         self._constraint = constraint
         self._synchronization = synchronization
@@ -178,8 +176,16 @@ class Variable(ArrayOperators, metaclass=_Replicated):
 
     # -- assigning ----------------------------------------------------------------------------------
 
-    def assign(self, value: ArrayLike) -> Self:
+    def assign(
+        self, value: ArrayLike, use_locking: bool = False, name: str | None = None, read_value: bool = True
+    ) -> Self:
         """Give it another value of the same shape.
+
+        Args:
+            value: The value.
+            use_locking: Without effect: for programs written for TensorFlow, as are the next ones.
+            name: Without effect.
+            read_value: Without effect.
 
         Returns:
             The variable.
@@ -188,16 +194,23 @@ class Variable(ArrayOperators, metaclass=_Replicated):
             StrategyValueError: The value has another shape.
             StrategyTypeError: The value would lose its kind, as 1.5 would as an integer.
         """
+        del use_locking, name, read_value
         self._update("assign", _replace, value)
         return self
 
-    def assign_add(self, delta: ArrayLike) -> Self:
+    def assign_add(
+        self, delta: ArrayLike, use_locking: bool = False, name: str | None = None, read_value: bool = True
+    ) -> Self:
         """Add to it; see `assign`."""
+        del use_locking, name, read_value
         self._update("assign_add", np.add, delta)
         return self
 
-    def assign_sub(self, delta: ArrayLike) -> Self:
+    def assign_sub(
+        self, delta: ArrayLike, use_locking: bool = False, name: str | None = None, read_value: bool = True
+    ) -> Self:
         """Subtract from it; see `assign`."""
+        del use_locking, name, read_value
         self._update("assign_sub", np.subtract, delta)
         return self
 
@@ -216,7 +229,7 @@ class Variable(ArrayOperators, metaclass=_Replicated):
         if not np.can_cast(array.dtype, self.dtype, "same_kind"):
             raise StrategyTypeError(
                 f"{what} of variable {self._name!r}, which is {self.dtype}, got {array.dtype}: "
-                "convert it firstexplicitly"
+                "convert it first"
             )
         return array.astype(self.dtype, copy=False)
 

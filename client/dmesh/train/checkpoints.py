@@ -22,21 +22,74 @@ import os
 import re
 import secrets
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, SupportsInt, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dmesh._files import names_in
-from dmesh.errors import ArgumentTypeError, CheckpointError
+from dmesh.errors import ArgumentTypeError, CheckpointError, RestoreMismatchError
 
-__all__ = ["Checkpoint", "CheckpointManager", "latest_checkpoint"]
+__all__ = ["Checkpoint", "CheckpointManager", "RestoreStatus", "latest_checkpoint"]
 
 Array: TypeAlias = NDArray[Any]
 _NUMBERED = re.compile(r"(.+)-(\d{1,18})\.npz")
 _CHECKPOINT_PATH = str | os.PathLike[str]
+
+
+class RestoreStatus:
+    """What `Checkpoint.restore` has restored; its methods return it.
+
+    Args:
+        path: The file; None if none was given.
+        restored: Names of the values that were restored.
+        unused: Names of the file's other values.
+    """
+
+    def __init__(self, path: str | None, restored: Sequence[str] = (), unused: Sequence[str] = ()) -> None:
+        self._path, self._restored, self._unused = path, restored, unused
+
+    def assert_consumed(self) -> RestoreStatus:
+        """Require that all values of the file were restored.
+
+        Raises:
+            RestoreMismatchError: They were not, or no checkpoint was given.
+        """
+        self.assert_existing_objects_matched()
+        if self._unused:
+            raise RestoreMismatchError(
+                f"nothing was given the value of {', '.join(self._unused)} in {self._path}; "
+                "expect_partial() allows it"
+            )
+        return self
+
+    def assert_existing_objects_matched(self) -> RestoreStatus:
+        """Require that all items got a value, as those of a checkpoint that was given always do.
+
+        Raises:
+            RestoreMismatchError: No checkpoint was given.
+        """
+        if self._path is None:
+            raise RestoreMismatchError("nothing was restored: no checkpoint was given, but None")
+        return self
+
+    def assert_nontrivial_match(self) -> RestoreStatus:
+        """Require that anything was restored.
+
+        Raises:
+            RestoreMismatchError: Nothing was.
+        """
+        self.assert_existing_objects_matched()
+        if not self._restored:
+            raise RestoreMismatchError(f"nothing was given a value of {self._path}: the Checkpoint is empty")
+        return self
+
+    def expect_partial(self) -> RestoreStatus:
+        """Expect that values of the file are left over, which is no error in any case."""
+        return self
 
 
 class Checkpoint:
@@ -63,8 +116,11 @@ class Checkpoint:
         """
         return {name: _value(item) for name, item in self._leaves()}
 
-    def assign_values(self, values: Mapping[str, Array]) -> None:
+    def assign_values(self, values: Mapping[str, Array]) -> list[str]:
         """Assign each item the value of its name; values of other names are ignored.
+
+        Returns:
+            Names of those that were assigned.
 
         Raises:
             CheckpointError: A value is missing, or has another shape or dtype; nothing was changed.
@@ -85,9 +141,14 @@ class Checkpoint:
                 item[...] = value
             else:
                 item.assign(value)
+        return list(found)
 
-    def write(self, path: _CHECKPOINT_PATH) -> str:
+    def write(self, file_prefix: _CHECKPOINT_PATH, options: object = None) -> str:
         """Write the values to a file of exactly that name; an existing file is replaced.
+
+        Args:
+            file_prefix: The name.
+            options: Without effect, here and below: for programs written for TensorFlow.
 
         Returns:
             The path.
@@ -95,26 +156,34 @@ class Checkpoint:
         Raises:
             OSError: The file cannot be written; an existing file is unchanged.
         """
-        return write_values(path, self.values())
+        del options
+        return write_values(file_prefix, self.values())
 
-    def save(self, file_prefix: _CHECKPOINT_PATH) -> str:
+    def save(self, file_prefix: _CHECKPOINT_PATH, options: object = None) -> str:
         """Write the values to `PREFIX-1.npz`, the next time to `PREFIX-2.npz`, and so on; return the path."""
         self._counter += 1
-        return self.write(f"{os.fspath(file_prefix)}-{self._counter}.npz")
+        return self.write(f"{os.fspath(file_prefix)}-{self._counter}.npz", options)
 
-    def read(self, path: _CHECKPOINT_PATH) -> None:
-        """Read the values from a file.
+    def read(self, save_path: _CHECKPOINT_PATH | None, options: object = None) -> RestoreStatus:
+        """Read the values from a file; None changes nothing.
+
+        Returns:
+            What was restored, with methods that assert it.
 
         Raises:
             CheckpointError: There is no such file, it is damaged, or it does not fit; nothing was changed.
         """
-        values = read_values(path)
+        del options
+        if save_path is None:
+            return RestoreStatus(None)
+        path, values = os.fspath(save_path), read_values(save_path)
         try:
-            self.assign_values(values)
+            restored = self.assign_values(values)
         except CheckpointError as error:
-            raise CheckpointError(f"{os.fspath(path)} cannot be restored: {error}") from None
+            raise CheckpointError(f"{path} cannot be restored: {error}") from None
         if numbered := _NUMBERED.fullmatch(Path(path).name):
             self._counter = int(numbered[2])
+        return RestoreStatus(path, restored, sorted(values.keys() - set(restored)))
 
     restore = read
 
@@ -231,12 +300,17 @@ class CheckpointManager:
         checkpoint: What is saved.
         directory: Directory of the files, which is created if it is missing.
         max_to_keep: Number of checkpoints to keep; None for all.
+        keep_checkpoint_every_n_hours: If given, the oldest of the others is kept, too, and each that is so
+            many hours younger than the last one that was kept.
         checkpoint_name: First part of the files' names.
+        step_counter: Number of the program's steps, such as a variable.
+        checkpoint_interval: Number of steps between checkpoints; None to save whenever `save` is called.
         init_fn: Called by `restore_or_initialize` if there is no checkpoint.
+        last_checkpoint_step: The step from which the first interval counts; None to save at once.
 
     Raises:
         ArgumentTypeError: `checkpoint` is no `Checkpoint`.
-        CheckpointError: `max_to_keep` is less than 1, or the name has a slash.
+        CheckpointError: `max_to_keep` is less than 1, the name has a slash, or an interval has no counter.
     """
 
     def __init__(
@@ -244,8 +318,12 @@ class CheckpointManager:
         checkpoint: Checkpoint,
         directory: _CHECKPOINT_PATH,
         max_to_keep: int | None,
+        keep_checkpoint_every_n_hours: float | None = None,
         checkpoint_name: str = "ckpt",
+        step_counter: SupportsInt | None = None,
+        checkpoint_interval: int | None = None,
         init_fn: Callable[[], object] | None = None,
+        last_checkpoint_step: int | None = None,
     ) -> None:
         if not isinstance(checkpoint, Checkpoint):
             raise ArgumentTypeError(
@@ -257,11 +335,17 @@ class CheckpointManager:
             raise CheckpointError(
                 f"checkpoint_name must be the beginning of a file's name, got {checkpoint_name!r:.80}"
             )
+        if checkpoint_interval is not None and step_counter is None:
+            raise CheckpointError("checkpoint_interval needs step_counter, which says how many steps passed")
         self._checkpoint = checkpoint
         self._directory = Path(directory)
         self._max_to_keep = max_to_keep
+        self._hours = keep_checkpoint_every_n_hours
         self._name = checkpoint_name
+        self._step_counter = step_counter
+        self._interval = checkpoint_interval
         self._init_fn = init_fn
+        self._set_due(last_checkpoint_step)
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -274,6 +358,11 @@ class CheckpointManager:
         return str(self._directory)
 
     @property
+    def checkpoint_interval(self) -> int | None:
+        """Number of steps between checkpoints."""
+        return self._interval
+
+    @property
     def checkpoints(self) -> list[str]:
         """Paths of the checkpoints that are there, oldest first."""
         return [path for _, path in _numbered(self._directory, self._name)]
@@ -283,27 +372,60 @@ class CheckpointManager:
         """Path of the latest one; None if there is none."""
         return next(reversed(self.checkpoints), None)
 
-    def save(self, checkpoint_number: int | None = None) -> str:
+    def save(
+        self,
+        checkpoint_number: SupportsInt | None = None,
+        check_interval: bool = True,
+        options: object = None,
+    ) -> str | None:
         """Write a checkpoint, and delete those that are not to be kept.
 
         Args:
             checkpoint_number: Its number; None for the one after the latest.
+            check_interval: False to write it even if fewer steps than `checkpoint_interval` have passed.
+            options: Without effect: for programs written for TensorFlow.
 
         Returns:
-            Its path.
+            Its path; None if too few steps have passed.
         """
-        return self.save_values(self._checkpoint.values(), checkpoint_number)
+        del options
+        step = self._step()
+        if check_interval and step is not None and step < self._due:
+            return None
+        path = self.save_values(self._checkpoint.values(), checkpoint_number)
+        self._set_due(step)
+        return path
 
-    def save_values(self, values: Mapping[str, Array], checkpoint_number: int | None = None) -> str:
+    def _step(self) -> int | None:
+        return None if self._step_counter is None else int(self._step_counter)
+
+    def _set_due(self, last: int | None) -> None:
+        """Set the step at which the next checkpoint is due, after that of the last one."""
+        if last is None or self._interval is None:
+            self._due = float("-inf")
+        else:
+            self._due = last + self._interval
+
+    def save_values(self, values: Mapping[str, Array], checkpoint_number: SupportsInt | None = None) -> str:
         """Write values that `Checkpoint.values` has returned; see `save`."""
         there = _numbered(self._directory, self._name)
-        number = (there[-1][0] if there else 0) + 1 if checkpoint_number is None else checkpoint_number
+        number = (there[-1][0] if there else 0) + 1 if checkpoint_number is None else int(checkpoint_number)
         path = write_values(self._directory / f"{self._name}-{number}.npz", values)
         if self._max_to_keep is not None:
-            for old in self.checkpoints[: -self._max_to_keep]:
-                if old != path:
-                    Path(old).unlink(missing_ok=True)
+            self._delete_old(self.checkpoints[: -self._max_to_keep], path)
         return path
+
+    def _delete_old(self, paths: Sequence[str], new: str) -> None:
+        kept = float("-inf")  # when the last one was written that is kept
+        for path in paths:
+            if path == new:
+                continue
+            with suppress(FileNotFoundError):
+                written = os.path.getmtime(path)
+                if self._hours is not None and written >= kept + 3600 * self._hours:
+                    kept = written
+                else:
+                    os.unlink(path)
 
     def restore_or_initialize(self) -> str | None:
         """Restore the latest checkpoint; call `init_fn` if there is none.
@@ -317,6 +439,7 @@ class CheckpointManager:
         path = self.latest_checkpoint
         if path is not None:
             self._checkpoint.read(path)
+            self._set_due(self._step())
         elif self._init_fn is not None:
             self._init_fn()
         return path

@@ -12,7 +12,7 @@ from dmesh.arrays.dispatch.operands import PYTHON_SCALARS, check_operand
 from dmesh.arrays.dispatch.reduction import accumulate, reduce
 from dmesh.arrays.dispatch.registry import hook
 from dmesh.arrays.dispatch.ufunc import PLANS, check_out, elementwise, key_of, still, store
-from dmesh.arrays.dtensor import DTensor
+from dmesh.arrays.dtensor import DTensor, read
 from dmesh.errors import UnshardableError
 
 _POWERS = {1: np.positive, -1: np.reciprocal, 0.5: np.sqrt, 2: np.square}
@@ -65,7 +65,7 @@ def call(ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs: dict[str
             if found is not None:
                 return found if len(found) > 1 else found[0]
     if any(getattr(type(x), "stands_for_array", False) for x in inputs):
-        inputs = tuple(x.value() if getattr(type(x), "stands_for_array", False) else x for x in inputs)
+        inputs = tuple(read(x) for x in inputs)
     with ledger.operation(f"np.{ufunc.__name__}" + ("" if method == "__call__" else f".{method}")):
         if method == "__call__":
             if ufunc.signature is not None:

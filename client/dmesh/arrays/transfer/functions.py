@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from dmesh.arrays import ledger
 from dmesh.arrays.creation import from_local, scattered
 from dmesh.arrays.dispatch.registry import hook
-from dmesh.arrays.dtensor import DTensor, is_dtensor, move
+from dmesh.arrays.dtensor import DTensor, is_dtensor, move, read
 from dmesh.arrays.grid import grid_of
 from dmesh.arrays.spec import Spec, check_dtype, spec_for
 from dmesh.errors import LayoutError, MeshError, MeshMismatchError, UnshardableError
@@ -61,6 +61,7 @@ def relayout(
         MeshMismatchError: The layout is of another mesh than the array.
     """
     del name
+    tensor = read(tensor)
     if not isinstance(tensor, DTensor):
         if not isinstance(layout, Layout):
             raise LayoutError(f"expected a dmesh.Layout, got {type(layout).__name__}: {layout!r:.200}")
@@ -90,16 +91,17 @@ def relayout_like(tensor: ArrayLike | DTensor, layout_tensor: DTensor, name: str
 
 
 def fetch_layout(tensor: DTensor) -> Layout:
-    """Return the layout of a sharded array.
+    """Return the layout of a sharded array or of a `DVariable`.
 
     Raises:
         UnshardableError: It is no sharded array.
     """
-    if not isinstance(tensor, DTensor):
+    value = read(tensor)
+    if not isinstance(value, DTensor):
         raise UnshardableError(
             f"fetch_layout expects a sharded array, got {type(tensor).__name__}: {tensor!r:.100}"
         )
-    return tensor.layout
+    return value.layout
 
 
 def check_layout(tensor: DTensor, layout: Layout) -> None:
@@ -127,8 +129,10 @@ def pack(tensors: Sequence[ArrayLike], layout: Layout) -> DTensor:
 
     Raises:
         LayoutError: The number of blocks, their shapes or their rank do not fit.
-        UnshardableError: Their dtypes differ.
+        UnshardableError: Their dtypes differ, or they are variables.
     """
+    if any(read(tensor) is not tensor for tensor in tensors):
+        raise UnshardableError("pack takes blocks, and no variables")
     arrays = [np.asarray(tensor) for tensor in tensors]
     shapes = {array.shape for array in arrays}
     if len(shapes) > 1:

@@ -32,8 +32,9 @@ from dmesh.errors import (
     PeerLostError,
     StrategyError,
     StrategyTypeError,
+    StrategyValueError,
 )
-from dmesh.structure import map_structure
+from dmesh.structure import flatten, map_structure
 
 __all__ = ["ClusterCoordinator"]
 
@@ -123,6 +124,7 @@ class ClusterCoordinator:
                 error that the function raised. Those that waited are cancelled, none runs any more.
             StrategyTypeError: The function has no name by which a worker finds it.
             CollectiveTypeError: An argument is no plain value.
+            StrategyValueError: An argument is a `RemoteValue`.
             PeerLostError: All other clients are gone.
         """
         payload, resources = self._encoded(fn, args or (), kwargs or {})
@@ -329,6 +331,9 @@ class ClusterCoordinator:
                 "schedule() takes the arguments as a tuple and the keyword arguments as a dict, got "
                 f"{type(args).__name__} and {type(kwargs).__name__}"
             )
+        for leaf in flatten([*args, *kwargs.values()]):
+            if isinstance(leaf, RemoteValue):
+                raise StrategyValueError(f"{leaf!r} is no argument: fetch() returns the result itself")
         items: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
         own = {at: item for at, item in items if isinstance(item, PerWorkerValue)}
         payload = self._encoding.encode_call(
