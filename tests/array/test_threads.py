@@ -10,6 +10,7 @@ from tests.array.worlds import World, run
 import dmesh
 from dmesh import Layout
 from dmesh.arrays import grid
+from dmesh.arrays.dispatch import threads as device_threads
 
 LARGE, SMALL = 1 << 19, 1 << 10  # elements
 FOUR = World(1, 4, (4,))
@@ -64,6 +65,36 @@ def test_small_blocks_are_worked_on_by_the_caller():
         return set(threads) == {threading.get_ident()}, len(threads)
 
     assert run(FOUR, program) == [(True, 4)]
+
+
+@pytest.mark.parametrize("serial", [True, False])
+def test_products_have_threads_of_the_devices_or_of_the_library(monkeypatch, serial):
+    monkeypatch.setattr(device_threads, "SERIAL_BLAS", serial)
+    tensordot = np.tensordot
+    meeting = threading.Barrier(4)
+
+    def program(mesh):
+        caller, seen = threading.get_ident(), []
+
+        def watched(function):
+            def call(*args, **kwargs):
+                if serial:
+                    meeting.wait(60)  # breaks unless all four are there
+                seen.append(threading.get_ident() == caller)
+                return function(*args, **kwargs)
+
+            return call
+
+        a = dmesh.ones((4 * 512, 512), layout=Layout(["x", "unsharded"], mesh))
+        monkeypatch.setattr(np, "tensordot", watched(tensordot))
+        product = np.dot(a, a[:512])
+        monkeypatch.setattr(np, "tensordot", tensordot)
+        return seen, product[0, 0].item()
+
+    ((seen, value),) = run(FOUR, program)
+    assert value == 512
+    assert seen.count(True) == (1 if serial else 4)
+    assert len(seen) == 4
 
 
 @pytest.mark.parametrize(("threads", "most"), [("1", 1), ("2,1", 2), ("999", 4), ("nonsense", 4)])

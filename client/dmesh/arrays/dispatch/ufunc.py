@@ -256,6 +256,8 @@ def run_local(
     inputs: Sequence[Any],
     operands: Sequence[Spec | None],
     out: Sequence[Spec],
+    *,
+    blas: bool = False,
 ) -> tuple[DTensor, ...]:
     """Bring operands to where a kernel needs them, and call it for each slot of the results.
 
@@ -265,6 +267,7 @@ def run_local(
         inputs: The operands.
         operands: Where they have to be; None for scalars.
         out: Placements of the results, which have the same slots.
+        blas: Whether the kernel's time goes to the BLAS library; see `each`.
     """
     there = [
         x if spec is None else bring(x, spec, f"np.{name}") for x, spec in zip(inputs, operands, strict=True)
@@ -278,7 +281,7 @@ def run_local(
     columns = [blocks_for(first, x) if isinstance(x, DTensor) else [x] * len(first.slots) for x in there]
     nbytes = max(one.largest for one in (*out, *(spec for spec in operands if spec is not None)))
     results: list[list[Any]] = [[] for _ in out]
-    for made in each(kernel, list(zip(*columns, strict=True)), first.grid, nbytes):
+    for made in each(kernel, list(zip(*columns, strict=True)), first.grid, nbytes, blas=blas):
         for column, block, spec in zip(results, made if len(out) > 1 else (made,), out, strict=True):
             array = np.asarray(block)
             column.append(array if array.dtype == spec.dtype else array.astype(spec.dtype))

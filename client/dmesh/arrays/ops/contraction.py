@@ -98,7 +98,8 @@ def contract(
         a.spec.grid, shape, dtype, [cut.get(label, WHOLE) for label in out], partial, op if partial else ""
     )
     there = [move(x, spec) for x, spec in zip((a, b), needed, strict=True)]
-    (result,) = run_local(name.removeprefix("np."), kernel, there, needed, (target,))
+    blas = dtype.char in "fdFD" and not set(left) & set(right) <= set(out)
+    (result,) = run_local(name.removeprefix("np."), kernel, there, needed, (target,), blas=blas)
     return result
 
 

@@ -84,7 +84,7 @@ def _matrices(function: Any) -> Any:
             x.spec.complete().replace(axes=aligned(x.shape, stack, spec.axes[:lead])) for x in held.values()
         ]
         operands, specs = [a, *held.values()], [spec, *placed]
-        results = run_local(f"linalg.{function.__name__}", kernel, operands, specs, targets)
+        results = run_local(f"linalg.{function.__name__}", kernel, operands, specs, targets, blas=True)
         return (
             type(sample)(*results)
             if several and hasattr(sample, "_fields")
@@ -241,7 +241,7 @@ def solve(a: Any, b: Any) -> Any:
     placed = b.spec.complete().replace(axes=lead + [WHOLE] * (b.ndim - len(lead)))
     dtype = np.linalg.solve(np.eye(1, dtype=a.dtype), np.ones(1, b.dtype)).dtype
     target = spec_of(spec.grid, b.shape, dtype, placed.axes)
-    return run_local("linalg.solve", np.linalg.solve, [a, b], [spec, placed], (target,))[0]
+    return run_local("linalg.solve", np.linalg.solve, [a, b], [spec, placed], (target,), blas=True)[0]
 
 
 @implements(np.linalg.lstsq)
