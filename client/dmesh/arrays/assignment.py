@@ -65,17 +65,21 @@ def _set_mask(x: DTensor, mask: DTensor, value: Any) -> None:
 
 def _spread(mask: DTensor, values: DTensor) -> DTensor:
     """Return an array of a mask's shape, with values where the mask is true, in the order of the elements."""
+    if values.ndim > 1:
+        raise TypeError(
+            "NumPy boolean array indexing assignment requires a 0 or 1-dimensional input, input has "
+            f"{values.ndim} dimensions"
+        )
     flat = reshape(mask, (mask.size,))
     spec, axis = flat.spec, flat.spec.axes[0]
     cuts = counts_of(spec, [int(np.count_nonzero(block)) for block in flat.blocks])
     total = cuts[-1][1]
-    if values.shape[-1] != total or values.size != total:
+    if values.size != total:
         raise ValueError(
             f"NumPy boolean array indexing assignment cannot assign {values.size} input values to the "
             f"{total} output values where the mask is true"
         )
-    line = reshape(values, (total,))
-    line = bring(line, line.spec.complete(), "x[mask] = v")
+    line = bring(values, values.spec.complete(), "x[mask] = v")
     mapping = plan_exchange(line.spec, [Dim(total, side(line.spec, 0), Side(axis, cuts))], spec.used)
     parts = exchange(line, mapping, spec_of(spec.grid, (total,), values.dtype, spec.axes))
     made = []
@@ -236,6 +240,13 @@ def _as_mask(mask: Any, like: DTensor) -> DTensor:
     return same if same.dtype == np.bool_ else astype(same, np.dtype(bool))
 
 
+def _check_safe(values: Any, like: DTensor) -> None:
+    if isinstance(values, (DTensor, np.ndarray)) and not can_cast(values.dtype, like.dtype, "safe"):
+        raise TypeError(
+            f"Cannot cast array data from {values.dtype!r} to {like.dtype!r} according to the rule 'safe'"
+        )
+
+
 def _cycled(values: DTensor, count: int) -> DTensor:
     """Return so many values: the first ones, or all of them again and again."""
     flat = reshape(values, (values.size,))
@@ -250,6 +261,7 @@ def place(arr: Any, mask: Any, vals: Any) -> None:
     _target("np.place", arr, mask, vals)
     if getattr(mask, "size", 1) != arr.size:
         raise ValueError("place: mask and data must be the same size")
+    _check_safe(vals, arr)
     where = _as_mask(mask, arr)
     if isinstance(vals, DTensor):
         count = int(reduce(np.add, where, None, np.intp).item())
@@ -266,12 +278,9 @@ def putmask(a: Any, mask: Any, values: Any) -> None:
     _target("np.putmask", a, mask, values)
     if getattr(mask, "size", 1) != a.size:
         raise ValueError("putmask: mask and data must be the same size")
+    _check_safe(values, a)
     if not isinstance(values, DTensor) or values.size == 1:
-        return setitem(a, _as_mask(mask, a), values)
-    if not can_cast(values.dtype, a.dtype, "safe"):
-        raise TypeError(
-            f"Cannot cast array data from {values.dtype!r} to {a.dtype!r} according to the rule 'safe'"
-        )
+        return setitem(a, _as_mask(mask, a), reshape(values, ()) if isinstance(values, DTensor) else values)
     if not values.size:
         return None
     source = reshape(_cycled(values, a.size), a.shape)

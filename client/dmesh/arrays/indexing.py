@@ -163,7 +163,13 @@ def parse(index: Any, shape: tuple[int, ...]) -> Parsed:
         return Parsed(picks, dropped, new, None)
     together = places == list(range(places[0], places[0] + len(places)))
     at = (first_at or 0) if together else 0
-    shapes = np.broadcast_shapes(*(values.shape for _, values in lists))
+    try:
+        shapes = np.broadcast_shapes(*(values.shape for _, values in lists))
+    except ValueError:
+        raise IndexError(
+            "shape mismatch: indexing arrays could not be broadcast together with shapes "
+            + " ".join(str(values.shape) for _, values in lists)
+        ) from None
     broadcast = tuple(np.broadcast_to(values, shapes) for _, values in lists)
     return Parsed(picks, dropped, new, Advanced(tuple(dim for dim, _ in lists), broadcast, at))
 

@@ -107,10 +107,12 @@ def reduce(
     target = out[0] if isinstance(out, tuple) else out
     if target is not None:
         check_out(target, name)
-        dtype = target.dtype if dtype is None else dtype
+        dtype = target.dtype if dtype is None and not name.startswith("logical_") else dtype
     if not isinstance(array, DTensor):
         raise UnshardableError(f"np.{name}.reduce of a plain array takes no sharded arguments")
     kept, mask = is_kept(keepdims), True if where is NO_VALUE else where
+    if not array.ndim and not isinstance(axis, tuple) and axis in (0, -1):
+        axis = None  # NumPy reduces a number along its first dimension
     result = _reduce(ufunc, array, normalized_axes(axis, array.ndim), dtype, kept, initial, mask)
     return result if target is None else store(result, target, "same_kind")
 
@@ -159,6 +161,8 @@ def _reduce(
             )
         raise ValueError(f"zero-size array to reduction operation {ufunc.__name__} which has no identity")
     op = REDUCTIONS.get(ufunc)
+    if result_dtype == np.bool_:  # of which NumPy's sum is any
+        op = {"sum": "any", "prod": "all"}.get(op or "", op)
     spec = x.spec
     keeps = spec.partial and spec.op == op and where is True and not given and result_dtype == x.dtype
     if spec.partial and not keeps:
@@ -198,7 +202,7 @@ def _reduce(
         if mask:
             options["where"] = mask[0]
         if extreme and (mask or any(block.shape[dim] == 0 for dim in dims)):
-            options["initial"] = _identity(ufunc, block.dtype)
+            options["initial"] = _identity(ufunc, result_dtype)
         return reduce_block(ufunc, block, dims, dtype, keepdims, **options)
 
     (result,) = run_local(f"{ufunc.__name__}.reduce", kernel, operands, placed, (target,))

@@ -38,6 +38,10 @@ def _matrices(function: Any) -> Any:
             kwargs, args = {keys[0]: args[0], **kwargs}, args[1:]
         given = {key: kwargs[key] for key in keys if isinstance(kwargs.get(key), _ARRAYS)}
         check_plain(name, *args, *(value for key, value in kwargs.items() if key not in given))
+        if a.ndim < 2 and function is np.linalg.matrix_rank:
+            return astype(
+                reduce(np.logical_or, elementwise(np.not_equal, (a, 0), {}), None), np.dtype(np.intp)
+            )
         if a.ndim < 2:
             raise np.linalg.LinAlgError(
                 f"{a.ndim}-dimensional array given. Array must be at least two-dimensional"

@@ -44,7 +44,7 @@ def local_elementwise(name: str, kernel: Any, inputs: Sequence[Any], dtype: Any)
     return result
 
 
-def _typed(values: Sequence[Any]) -> list[Any]:
+def typed(values: Sequence[Any]) -> list[Any]:
     return [
         x.dtype if isinstance(x, DTensor) else x if type(x) in PYTHON_SCALARS else np.asarray(x).dtype
         for x in values
@@ -53,7 +53,7 @@ def _typed(values: Sequence[Any]) -> list[Any]:
 
 def where_(condition: Any, x: Any, y: Any) -> DTensor:
     """Return elements of one array where a condition is true, of another one elsewhere."""
-    return local_elementwise("where", np.where, [condition, x, y], np.result_type(*_typed([x, y])))
+    return local_elementwise("where", np.where, [condition, x, y], np.result_type(*typed([x, y])))
 
 
 @implements(np.where)
@@ -85,6 +85,9 @@ def clip(
     low, high = (min if a_min is None else a_min), (max if a_max is None else a_max)
     low = None if low is NO_VALUE else low
     high = None if high is NO_VALUE else high
+    if a.dtype.kind in "iu":  # as NumPy does, numbers beyond the dtype limit nothing
+        low = None if type(low) is int and low <= np.iinfo(a.dtype).min else low
+        high = None if type(high) is int and high >= np.iinfo(a.dtype).max else high
     if low is None and high is None:
         return elementwise(np.positive, (a,), {"out": None if out is None else (out,)})
     options = {"out": None if out is None else (out,), **kwargs}
@@ -92,6 +95,9 @@ def clip(
         return elementwise(np.maximum, (a, low), options)
     if low is None:
         return elementwise(np.minimum, (a, high), options)
+    if "dtype" not in kwargs:  # that of all three
+        ones = [np.ones((), x.dtype) if isinstance(x, DTensor) else x for x in (a, low, high)]
+        options["dtype"] = kwargs["dtype"] = np.clip(*ones).dtype
     return elementwise(np.minimum, (elementwise(np.maximum, (a, low), kwargs), high), options)
 
 
@@ -218,6 +224,8 @@ def take(a: Any, indices: Any, axis: Any = None, out: Any = None, mode: str = "r
         raise UnshardableError(
             "np.take from a plain array by sharded indices: dmesh.copy_to_mesh makes it a sharded one"
         )
+    if not a.ndim and axis in (0, -1):
+        axis = None
     x, dim = (mappings.reshape(a, (a.size,)), 0) if axis is None else (a, normalized_axes(axis, a.ndim)[0])
     values = np.asarray(read_whole(indices))
     if values.dtype.kind not in "iu" and values.size:

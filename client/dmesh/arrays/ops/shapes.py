@@ -229,11 +229,8 @@ def copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = True) ->
             "np.copyto writes to a sharded array, or from plain to plain; x.full() is the whole array"
         )
     check_operand(src, "np.copyto")
-    source = src.dtype if isinstance(src, (DTensor, np.ndarray, np.generic)) else np.min_scalar_type(src)
-    if not can_cast(source, dst.dtype, casting):
-        raise TypeError(
-            f"Cannot cast array data from {source!r} to {dst.dtype!r} according to the rule {casting!r}"
-        )
+    kind: Any = casting
+    np.copyto(np.empty((), dst.dtype), np.empty((), src.dtype) if isinstance(src, DTensor) else src, kind)
     if where is True:
         dst[...] = src
         return
@@ -279,5 +276,6 @@ def full_like(
 ) -> Any:  # fmt: skip
     """Return an array of the same shape and layout, filled with a number."""
     made = _like(np.zeros)(a, dtype, order, subok, shape, device=device)
-    made[...] = fill_value
+    number = np.full_like(np.empty((), made.dtype), fill_value) if np.ndim(fill_value) == 0 else fill_value
+    made[...] = fill_value if isinstance(fill_value, DTensor) else number
     return made
