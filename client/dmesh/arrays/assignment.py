@@ -293,6 +293,8 @@ def put_(a: Any, ind: Any, v: Any, mode: str = "raise") -> None:
     """Write values, one after the other, to elements by their places in the flat array."""
     _target("np.put", a, v)
     places = np.asarray(read_whole(ind)).reshape(-1)
+    if places.size and not a.size:
+        raise IndexError("cannot replace elements of an empty array")
     if isinstance(v, DTensor):
         if not v.size:
             return

@@ -203,7 +203,7 @@ def _scales(ufunc: np.ufunc, inputs: Sequence[Any]) -> bool:
 
 
 def _is_linear(ufunc: np.ufunc, inputs: Sequence[Any], dtype: np.dtype[Any]) -> bool:
-    """Return whether the scaled contributions add up to the scaled sum: zeros and infinities make NaN of some."""
+    """Return whether scaled contributions add up to the scaled sum: zeros and infinities make NaN of some."""
     first, second = inputs
     if ufunc is np.true_divide and (not isinstance(first, DTensor) or dtype.kind not in "fc" or not second):
         return False
@@ -366,7 +366,8 @@ def check_out(target: Any, name: str) -> None:
 
 def _refuse_shape(target: DTensor, shape: tuple[int, ...]) -> NoReturn:
     raise ValueError(
-        f"non-broadcastable output operand with shape {target.shape} doesn't match the broadcast shape {shape}"
+        f"non-broadcastable output operand with shape {target.shape} doesn't match the broadcast shape "
+        f"{shape}"
     )
 
 

@@ -126,8 +126,8 @@ def var(
         ddof = correction
     if dtype is not None and np.dtype(dtype).kind not in ("c" if a.dtype.kind == "c" else "fc"):
         raise UnshardableError(
-            f"dtype={np.dtype(dtype)} of np.var and np.std is refused for sharded arrays of {a.dtype}: rounding the "
-            "mean to it would count as deviation. Use x.astype"
+            f"dtype={np.dtype(dtype)} of np.var and np.std is refused for sharded arrays of {a.dtype}: "
+            "rounding the mean to it would count as deviation. Use x.astype"
         )
     kind = np.var(np.ones(2, a.dtype), dtype=dtype).dtype
     work = np.result_type(kind, np.float32) if kind == np.float16 else kind
@@ -296,11 +296,12 @@ def nanvar(
     )
     total = reduce(np.add, square, axis, None, None, keepdims)
     n = _present(a, axis, keepdims)
-    divided = elementwise(
-        np.true_divide,
-        (total, elementwise(np.subtract, (n, ddof), {}) if isinstance(n, DTensor) else n - ddof),
-        {},
-    )
+    if isinstance(n, DTensor):
+        left = elementwise(np.subtract, (n, ddof), {})
+        divided = elementwise(np.true_divide, (total, left), {})
+        divided = where_(elementwise(np.less_equal, (left, 0), {}), np.nan, divided)
+    else:
+        divided = elementwise(np.true_divide, (total, max(n - ddof, 0)), {})
     return finish(astype(divided, kind), out)
 
 

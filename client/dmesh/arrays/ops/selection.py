@@ -45,6 +45,7 @@ def local_elementwise(name: str, kernel: Any, inputs: Sequence[Any], dtype: Any)
 
 
 def typed(values: Sequence[Any]) -> list[Any]:
+    """Return what `np.result_type` takes for operands: dtypes, and Python numbers as they are."""
     return [
         x.dtype if isinstance(x, DTensor) else x if type(x) in PYTHON_SCALARS else np.asarray(x).dtype
         for x in values
@@ -233,6 +234,8 @@ def take(a: Any, indices: Any, axis: Any = None, out: Any = None, mode: str = "r
             f"Cannot cast array data from {values.dtype!r} to dtype('int64') according to the rule 'safe'"
         )
     n = x.shape[dim]
+    if values.size and not n:
+        raise IndexError("cannot do a non-empty take from an empty axes.")
     flat = values.reshape(-1).astype(np.intp)
     if mode == "raise":
         if flat.size and (flat.min() < -n or flat.max() >= n):

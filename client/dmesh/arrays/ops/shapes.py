@@ -12,7 +12,7 @@ import numpy as np
 from dmesh.arrays.creation import from_blocks_of
 from dmesh.arrays.dispatch.operands import aligned, bring, check_operand, choose_axes
 from dmesh.arrays.dispatch.registry import implements
-from dmesh.arrays.dispatch.ufunc import astype, can_cast, store
+from dmesh.arrays.dispatch.ufunc import astype, store
 from dmesh.arrays.dtensor import DTensor
 from dmesh.arrays.ops import mappings
 from dmesh.arrays.ops.mappings import map_blocks, moved_dims
