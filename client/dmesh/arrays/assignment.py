@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from dmesh.arrays.creation import from_blocks_of, scattered
 from dmesh.arrays.dispatch.operands import aligned, bring, check_operand, choose_axes, grid_among, is_scalar
 from dmesh.arrays.dispatch.reduction import reduce
 from dmesh.arrays.dispatch.registry import hook, implements
+from dmesh.arrays.dispatch.threads import each
 from dmesh.arrays.dispatch.ufunc import astype, can_cast, run_local, store
 from dmesh.arrays.dtensor import DTensor, exchange, move
 from dmesh.arrays.indexing import Parsed, counts_of, getitem, parse, read_whole
@@ -55,12 +57,13 @@ def _set_mask(x: DTensor, mask: DTensor, value: Any) -> None:
         there = move(_spread(masked, value if value.dtype == x.dtype else astype(value, x.dtype)), x.spec)
         if x._shards is None or there._shards is None:
             return
-        values = [block[where] for block, where in zip(there.blocks, masked.blocks, strict=True)]
+        pairs = list(zip(there.blocks, masked.blocks, strict=True))
+        values = each(operator.getitem, pairs, x.spec.grid, x.spec.largest)
     else:
         number = move(value, value.spec.replicated()).blocks[0] if isinstance(value, DTensor) else value
         values = [number] * len(x.spec.slots)
-    for block, where, new in zip(x.writable(), masked.blocks, values, strict=True):
-        block[where] = new
+    rows = list(zip(x.writable(), masked.blocks, values, strict=True))
+    each(operator.setitem, rows, x.spec.grid, x.spec.largest)
 
 
 def _spread(mask: DTensor, values: DTensor) -> DTensor:
@@ -72,7 +75,7 @@ def _spread(mask: DTensor, values: DTensor) -> DTensor:
         )
     flat = reshape(mask, (mask.size,))
     spec, axis = flat.spec, flat.spec.axes[0]
-    cuts = counts_of(spec, [int(np.count_nonzero(block)) for block in flat.blocks])
+    cuts = counts_of(spec, each(np.count_nonzero, [(b,) for b in flat.blocks], spec.grid, spec.largest))
     total = cuts[-1][1]
     if values.size != total:
         raise ValueError(
@@ -82,11 +85,14 @@ def _spread(mask: DTensor, values: DTensor) -> DTensor:
     line = bring(values, values.spec.complete(), "x[mask] = v")
     mapping = plan_exchange(line.spec, [Dim(total, side(line.spec, 0), Side(axis, cuts))], spec.used)
     parts = exchange(line, mapping, spec_of(spec.grid, (total,), values.dtype, spec.axes))
-    made = []
-    for where, part in zip(flat.blocks, parts.blocks, strict=True):
+
+    def spread(where: Any, part: Any) -> Any:
         block = np.zeros(where.shape, values.dtype)
         block[where] = part
-        made.append(block)
+        return block
+
+    rows = list(zip(flat.blocks, parts.blocks, strict=True))
+    made = each(spread, rows, spec.grid, spec.largest * values.dtype.itemsize)
     return reshape(DTensor(spec.replace(dtype=values.dtype), tuple(made)), mask.shape)
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from dmesh.arrays import ledger
 from dmesh.arrays.dispatch.operands import bring, grid_among
 from dmesh.arrays.dispatch.registry import hook
+from dmesh.arrays.dispatch.threads import each
 from dmesh.arrays.dtensor import DTensor, exchange, move
 from dmesh.arrays.ops.mappings import Pick, moved_dims, pick, reshape
 from dmesh.arrays.spec import WHOLE, Bounds, Spec, spec_of
@@ -316,7 +317,8 @@ def compress(x: DTensor, mask: DTensor) -> DTensor:
         reshape(mask, (x.size,)), spec_of(flat.spec.grid, (x.size,), mask.dtype, flat.spec.axes), "x[mask]"
     )
     flat = bring(flat, flat.spec.complete(), "x[mask]")
-    chosen = [block[where] for block, where in zip(flat.blocks, there.blocks, strict=True)]
+    rows = list(zip(flat.blocks, there.blocks, strict=True))
+    chosen = each(operator.getitem, rows, flat.spec.grid, max(flat.spec.largest, there.spec.largest))
     return counted(flat, chosen)
 
 

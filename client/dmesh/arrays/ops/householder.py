@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from dmesh.arrays.dispatch.operands import blocks_for, bring
+from dmesh.arrays.dispatch.threads import each
 from dmesh.arrays.dispatch.ufunc import astype
 from dmesh.arrays.dtensor import DTensor, move
 from dmesh.arrays.ops.panels import Array, adjoint, own_copy, part_of, steps_of, write_panel
@@ -132,17 +133,24 @@ def _reflect(
     if vectors is None or weight is None:
         move(DTensor(target, None), target.complete())
         return
-    places, shares = [], []
+    places = []
     for ((top, bottom), (first, _)), block in zip(spec.regions, blocks, strict=True):
-        at, rest = min(max(top, start), bottom), max(begin - first, 0)
-        part, own = block[at - top :, rest:], vectors[max(at - start, 0) : max(bottom - start, 0)]
-        share = np.zeros((step[1] - start, block.shape[1]), spec.dtype)
-        share[:, rest:] = adjoint(own) @ part
-        places.append((part, own, rest))
-        shares.append(share)
-    sums = move(DTensor(target, tuple(shares)), target.complete())
-    for (part, own, rest), total in zip(places, blocks_for(spec, sums), strict=True):
+        at, rest = min(max(top, start), bottom), min(max(begin - first, 0), block.shape[1])
+        own = vectors[max(at - start, 0) : max(bottom - start, 0)]
+        places.append((block[at - top :, rest:], own, rest))
+
+    def share(part: Array, own: Array, rest: int) -> Array:
+        made = np.zeros((len(weight), rest + part.shape[1]), spec.dtype)
+        made[:, rest:] = adjoint(own) @ part
+        return made
+
+    def reflect(part: Array, own: Array, rest: int, total: Array) -> None:
         part -= own @ (weight @ total[:, rest:])
+
+    shares = each(share, places, spec.grid, spec.largest, blas=True)
+    sums = move(DTensor(target, tuple(shares)), target.complete())
+    rows_of = [(*place, total) for place, total in zip(places, blocks_for(spec, sums), strict=True)]
+    each(reflect, rows_of, spec.grid, spec.largest, blas=True)
 
 
 def _unit(rows: tuple[int, int], columns: tuple[int, int]) -> Array:

@@ -18,6 +18,7 @@ from dmesh.arrays.dispatch.operands import (
 )
 from dmesh.arrays.dispatch.reduction import NO_VALUE, normalized_axes, reduce
 from dmesh.arrays.dispatch.registry import implements
+from dmesh.arrays.dispatch.threads import each
 from dmesh.arrays.dispatch.ufunc import astype, elementwise, run_local, store
 from dmesh.arrays.dtensor import DTensor
 from dmesh.arrays.indexing import compress, counted, read_whole
@@ -271,9 +272,8 @@ def flatnonzero(a: Any) -> Any:
     """Return the indices, in one dimension, of the elements that are not zero."""
     flat = mappings.reshape(a, (a.size,))
     flat = bring(flat, flat.spec.complete(), "np.flatnonzero")
-    spec, found = flat.spec, []
-    for (region,), block in zip(spec.regions, flat.blocks, strict=True):
-        found.append(np.flatnonzero(block) + region[0])
+    rows = [(block, start) for ((start, _),), block in zip(flat.spec.regions, flat.blocks, strict=True)]
+    found = each(lambda b, start: np.flatnonzero(b) + start, rows, flat.spec.grid, flat.spec.largest)
     return counted(flat, found)
 
 
