@@ -18,12 +18,13 @@ from dmesh.arrays.ops.panels import Array, adjoint, own_copy, part_of, steps_of,
 from dmesh.arrays.spec import WHOLE, Spec, spec_of
 
 
-def householder(name: str, a: DTensor, wants_q: bool = True) -> tuple[DTensor | None, DTensor]:
-    """Return Q, or None if it is not wanted, and R, in the layout of the matrix; signs are NumPy's."""
+def householder(name: str, a: DTensor, mode: str = "reduced") -> tuple[DTensor | None, DTensor]:
+    """Return Q, or None in mode "r", and R, in the layout of the matrix; signs are NumPy's."""
     kind = np.linalg.qr(np.eye(1, dtype=a.dtype))[1].dtype
     layout = a.spec.complete().replace(dtype=kind)
     x, own = own_copy(bring(astype(a, kind), _cut_along_columns(layout), name))
-    (m, n), few = a.shape, min(a.shape)
+    m, n = a.shape
+    few = m if mode == "complete" else min(m, n)
     steps = steps_of(x.spec)
     weights: list[Array | None] = []
     for start, stop in steps:
@@ -41,7 +42,7 @@ def householder(name: str, a: DTensor, wants_q: bool = True) -> tuple[DTensor | 
         _reflect(x, own, (start, stop), stop, vectors, adjoint(weight))
     upper: Any = np.triu
     r = move(upper(x[:few]), layout.replace(shape=(few, n)))
-    if not wants_q:
+    if mode == "r":
         return None, r
     spec = x.spec.replace(shape=(m, few))
     unit = None if x._shards is None else tuple(_unit(*region).astype(kind) for region in spec.regions)

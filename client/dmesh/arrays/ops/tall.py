@@ -115,14 +115,14 @@ def qr(a: DTensor, mode: str) -> Any:
         )
     name, (rows, columns) = "np.linalg.qr", a.shape
     q: DTensor | None
-    if mode == "complete" and rows > columns:
+    if mode == "complete" and rows > columns and _is_tall(a.spec):
         thin, top = tsqr(name, a)
         q, below = _completed(name, thin), (rows - columns, columns)
         (r,) = _small(
             "linalg.qr", lambda b: np.concatenate([b, np.zeros(below, b.dtype)]), top, (a.shape, top.dtype)
         )
     else:
-        q, r = tsqr(name, a) if _is_tall(a.spec) else householder(name, a, wants_q=mode != "r")
+        q, r = tsqr(name, a) if _is_tall(a.spec) else householder(name, a, mode)
     result: Any = type(np.linalg.qr(np.eye(1)))
     return r if mode == "r" else result(q, r)
 
