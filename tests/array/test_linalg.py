@@ -161,6 +161,30 @@ def test_qr_of_matrices_that_are_not_tall(data):
 
 
 FOUR = World(2, 2, (4,))
+
+
+def test_pseudo_inverses_and_condition_numbers_of_singular_matrices():
+    small = np.zeros((40, 2), np.float32)
+    small[0, 0], small[1, 1] = 1, 1e-9  # more than NumPy's default tolerance, whatever the dtype
+
+    def program(mesh):
+        def on(values):
+            return dmesh.copy_to_mesh(values, Layout(["x", "unsharded"], mesh), uneven=True)
+
+        np.testing.assert_allclose(np.linalg.pinv(on(small)).full(), np.linalg.pinv(small), rtol=1e-5)
+        assert not np.linalg.pinv(on(small), rtol=None).full()[1, 1]
+        assert float(np.linalg.cond(on(np.zeros((40, 2))))) == np.inf
+        assert np.isnan(float(np.linalg.cond(on(np.full((6, 6), np.nan)), 1)))
+        for p in (1, "fro"):
+            assert (
+                float(np.linalg.cond(on(np.ones((6, 6))), p)) == np.linalg.cond(np.ones((6, 6)), p) == np.inf
+            )
+            with pytest.raises(np.linalg.LinAlgError):
+                np.linalg.cond(on(small), p)
+
+    run(FOUR, program)
+
+
 GRID = World(2, 2, (2, 2))
 
 

@@ -185,7 +185,11 @@ def _svdvals(x: Any, /) -> DTensor:
 @_cut(np.linalg.pinv)
 def _pinv(a: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = NO_VALUE) -> DTensor:
     del hermitian
-    return tall.pinv(a, rcond if rtol is NO_VALUE else rtol)
+    if rtol is NO_VALUE:
+        return tall.pinv(a, 1e-15 if rcond is None else rcond)  # NumPy's, whatever the dtype
+    if rcond is not None:
+        raise ValueError("`rtol` and `rcond` can't be both set.")
+    return tall.pinv(a, rtol)
 
 
 @_cut(np.linalg.matrix_rank)
@@ -205,8 +209,16 @@ def _matrix_rank(A: Any, tol: Any = None, hermitian: bool = False, *, rtol: Any 
 def _cond(x: Any, p: Any = None) -> Any:
     if p in (None, 2, -2):
         s = tall.svdvals("np.linalg.cond", x)
-        return s[-1] / s[0] if p == -2 else s[0] / s[-1]
-    return norm(x, p) * norm(_inv(x), p)
+        with np.errstate(all="ignore"):
+            found = s[-1] / s[0] if p == -2 else s[0] / s[-1]
+    else:
+        _check_square(x)
+        try:
+            found = norm(x, p) * norm(_inv(x), p)
+        except np.linalg.LinAlgError:
+            return norm(x, p) * 0 + np.inf
+    where: Any = np.where
+    return where(np.isnan(found) & ~np.isnan(x).any(), np.inf, found)
 
 
 for _name in (
