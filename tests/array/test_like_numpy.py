@@ -24,6 +24,8 @@ A = {
     "k": np.arange(12).reshape(4, 3) % 5,
     "n": np.array(3.0),
     "t": np.array(True),
+    "d": np.array([5, 1, -3, 8, 2], "m8[s]"),
+    "e": np.arange(12, dtype="m8[ms]").reshape(4, 3),
 }
 
 
@@ -85,6 +87,13 @@ CASES = {
     "cumsum of a number": lambda n: np.cumsum(n, axis=0),
     "cumulative_prod of a number": lambda n: np.cumulative_prod(n),
     "matrix_rank of a vector": lambda f: np.linalg.matrix_rank(f),
+    "mean of times": lambda d: np.mean(d),
+    "mean of times by rows": lambda e: e.mean(axis=0),
+    "sum of times": lambda d: np.sum(d, initial=1, keepdims=True),
+    "cumsum of times": lambda e: np.cumsum(e, axis=0),
+    "max of times": lambda e: np.max(e, axis=0, initial=np.timedelta64(2, "s")),
+    "clip of times": lambda d: np.clip(d, 0, np.timedelta64(3, "s")),
+    "gradient of times": lambda e: np.gradient(e, axis=0),
     # products
     "vdot of booleans": lambda b: np.vdot(b, b),
     "conj of booleans": lambda b: b.conj(),

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dmesh.arrays.dispatch.operands import aligned, blocks_for, check_operand, free_axes, slots_for
 from dmesh.arrays.dispatch.threads import LARGE
-from dmesh.arrays.dispatch.ufunc import MOST_PLANS, check_out, elementwise, run_local, store
+from dmesh.arrays.dispatch.ufunc import MOST_PLANS, asked_dtype, check_out, elementwise, run_local, store
 from dmesh.arrays.dtensor import DTensor, exchange
 from dmesh.arrays.spec import WHOLE, Spec, spec_of
 from dmesh.arrays.transfer.mapping import Dim, plan_exchange, side
@@ -110,6 +110,7 @@ def reduce(
         dtype = target.dtype if dtype is None and not name.startswith("logical_") else dtype
     if not isinstance(array, DTensor):
         raise UnshardableError(f"np.{name}.reduce of a plain array takes no sharded arguments")
+    dtype = asked_dtype(dtype, array.dtype)
     kept, mask = is_kept(keepdims), True if where is NO_VALUE else where
     if not array.ndim and not isinstance(axis, tuple) and axis in (0, -1):
         axis = None  # NumPy reduces a number along its first dimension
@@ -207,7 +208,9 @@ def _reduce(
 
     (result,) = run_local(f"{ufunc.__name__}.reduce", kernel, operands, placed, (target,))
     if given and initial is not None:
-        result = elementwise(ufunc, (initial, result), {"dtype": result_dtype, "casting": "unsafe"})
+        result = elementwise(
+            ufunc, (initial, result), {"dtype": asked_dtype(result_dtype, result.dtype), "casting": "unsafe"}
+        )
     return result
 
 
@@ -226,6 +229,7 @@ def accumulate(ufunc: np.ufunc, array: Any, axis: int = 0, dtype: Any = None, ou
     if not array.ndim:
         raise TypeError("cannot accumulate on a scalar")
     (dim,) = normalized_axes(axis, array.ndim)
+    dtype = asked_dtype(dtype, array.dtype)
     result_dtype = ufunc.accumulate(np.ones(1, array.dtype), dtype=dtype).dtype
     spec = array.spec.complete()
     if REDUCTIONS.get(ufunc) is None:
@@ -266,6 +270,8 @@ def _carry(ufunc: np.ufunc, x: DTensor, dim: int, cut: int) -> DTensor:
         if at == 0 or block.shape[dim] == 0:
             made.append(block)
             continue
-        total = ufunc.reduce(last[(*before, slice(0, at))], axis=dim, keepdims=True, dtype=spec.dtype)
+        total = ufunc.reduce(
+            last[(*before, slice(0, at))], axis=dim, keepdims=True, dtype=asked_dtype(spec.dtype, last.dtype)
+        )
         made.append(np.asarray(ufunc(total, block), spec.dtype))
     return DTensor(spec, tuple(made))

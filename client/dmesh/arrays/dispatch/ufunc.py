@@ -83,6 +83,11 @@ def elementwise(ufunc: np.ufunc, inputs: Sequence[Any], kwargs: dict[str, Any]) 
     return finished if len(finished) > 1 else finished[0]
 
 
+def asked_dtype(dtype: Any, own: np.dtype[Any]) -> Any:
+    """Return what ufuncs take as `dtype=`: none that times have anyway, for it must have no unit."""
+    return None if own.kind in "mM" and dtype is not None and np.dtype(dtype) == own else dtype
+
+
 def _widened(result: DTensor, target: DTensor) -> DTensor:
     """Return a result as often as `out=` has room for it."""
     if result.shape == target.shape or np.broadcast_shapes(result.shape, target.shape) != target.shape:

@@ -53,7 +53,7 @@ def gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: int = 1) -> An
     if edge_order not in (1, 2):
         raise ValueError("'edge_order' greater than 2 not supported")
     steps = list(varargs) * len(dims) if len(varargs) == 1 else list(varargs) or [1.0] * len(dims)
-    x = f if f.dtype.kind in "fc" else astype(f, np.dtype(np.float64))
+    x = f if f.dtype.kind in "fcm" else astype(f, np.dtype(np.float64))
     if f.dtype == np.bool_ and dims and min(f.shape[dim] for dim in dims) > edge_order:
         raise TypeError("np.gradient of booleans is not supported: use f.astype(int)")
     found = tuple(_slope(x, dim, step, edge_order) for dim, step in zip(dims, steps, strict=True))

@@ -99,7 +99,8 @@ def clip(
         return elementwise(np.minimum, (a, high), options)
     if "dtype" not in kwargs:  # that of all three
         ones = [np.ones((), x.dtype) if isinstance(x, DTensor) else x for x in (a, low, high)]
-        options["dtype"] = kwargs["dtype"] = np.clip(*ones).dtype
+        kind = np.clip(*ones).dtype
+        options["dtype"] = kwargs["dtype"] = None if kind.kind in "mM" else kind
     return elementwise(np.minimum, (elementwise(np.maximum, (a, low), kwargs), high), options)
 
 
