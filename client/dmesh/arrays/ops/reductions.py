@@ -243,15 +243,13 @@ def replaced(a: DTensor, value: float) -> DTensor:
     return result
 
 
-def _check_inexact(a: DTensor, dtype: Any, out: Any) -> None:
+def _check_inexact(dtype: Any, out: Any) -> None:
     for name, kind in (("dtype", dtype), ("out", getattr(out, "dtype", None))):
-        if a.dtype.kind in "fc" and kind is not None and np.dtype(kind).kind not in "fc":
+        if kind is not None and np.dtype(kind).kind not in "fc":
             raise TypeError(f"If a is inexact, then {name} must be inexact")
 
 
 def _present(a: DTensor, axis: Any, keepdims: Any) -> Any:
-    if a.dtype.kind not in "fc":
-        return count_of(a, axis)
     return reduce(np.add, elementwise(np.equal, (a, a), {}), axis, np.intp, None, keepdims)
 
 
@@ -268,7 +266,9 @@ def nanmean(
     """Return the mean of the elements that are not NaN."""
     if where is not NO_VALUE:
         raise UnshardableError("where= of np.nanmean is not built: select the elements with x[mask] first")
-    _check_inexact(a, dtype, out)
+    if a.dtype.kind not in "fc":
+        return mean(a, axis, dtype, out, keepdims)
+    _check_inexact(dtype, out)
     kind = np.mean(np.ones(1, a.dtype), dtype=dtype).dtype
     total = reduce(np.add, replaced(a, 0.0), axis, kind, None, keepdims)
     return finish(astype(elementwise(np.true_divide, (total, _present(a, axis, keepdims)), {}), kind), out)
@@ -283,25 +283,22 @@ def nanvar(
     if where is not NO_VALUE:
         raise UnshardableError("where= of np.nanvar is not built: select the elements with x[mask] first")
     ddof = ddof if correction is NO_VALUE else correction
-    _check_inexact(a, dtype, out)
+    if a.dtype.kind not in "fc":
+        return var(a, axis, dtype, out, ddof, keepdims, mean=mean)
+    _check_inexact(dtype, out)
     kind = np.var(np.ones(2, a.dtype), dtype=dtype).dtype
     center = nanmean(a, axis, dtype, keepdims=True) if mean is NO_VALUE else mean
     difference = elementwise(np.subtract, (a, center), {})
-    if a.dtype.kind in "fc":  # infinities leave NaN that count
-        difference = where_(elementwise(np.isnan, (a,), {}), 0, difference)
+    difference = where_(elementwise(np.isnan, (a,), {}), 0, difference)  # infinities leave NaN that count
     square = (
         _abs_squared(difference)
         if difference.dtype.kind == "c"
         else elementwise(np.square, (difference,), {})
     )
     total = reduce(np.add, square, axis, None, None, keepdims)
-    n = _present(a, axis, keepdims)
-    if isinstance(n, DTensor):
-        left = elementwise(np.subtract, (n, ddof), {})
-        divided = elementwise(np.true_divide, (total, left), {})
-        divided = where_(elementwise(np.less_equal, (left, 0), {}), np.nan, divided)
-    else:
-        divided = elementwise(np.true_divide, (total, max(n - ddof, 0)), {})
+    left = elementwise(np.subtract, (_present(a, axis, keepdims), ddof), {})
+    divided = elementwise(np.true_divide, (total, left), {})
+    divided = where_(elementwise(np.less_equal, (left, 0), {}), np.nan, divided)
     return finish(astype(divided, kind), out)
 
 
@@ -311,6 +308,7 @@ def nanstd(
     where: Any = NO_VALUE, mean: Any = NO_VALUE, correction: Any = NO_VALUE,
 ) -> Any:  # fmt: skip
     """Return the standard deviation of the elements that are not NaN."""
-    _check_inexact(a, dtype, out)
+    if a.dtype.kind in "fc":
+        _check_inexact(dtype, out)
     found = nanvar(a, axis, dtype, None, ddof, keepdims, where=where, mean=mean, correction=correction)
     return _root(found, out)
