@@ -132,7 +132,7 @@ def test_qr_of_matrices_that_are_not_tall(data):
     world = data.draw(st.sampled_from(WORLDS))
     kind = data.draw(st.sampled_from([*KINDS, "int64"]))
     m, n = data.draw(st.sampled_from([(1, 1), (3, 3), (8, 8), (13, 13), (5, 11), (3, 1), (9, 8), (2, 40)]))
-    a = (made("float64", m, n, 7) * 9).astype(kind) if kind == "int64" else made(kind, m, n, 7)
+    a = np.ceil(made("float64", m, n, 7) * 9).astype(kind) if kind == "int64" else made(kind, m, n, 7)
     layout = data.draw(specs(world, 2))
 
     def program(mesh):
@@ -147,6 +147,11 @@ def test_qr_of_matrices_that_are_not_tall(data):
         condition = np.linalg.cond(a[:, :few])
         close(np.abs(r), np.abs(expected.R), real, condition)
         close(np.linalg.qr(x, "r"), r.full(), real)
+        q, r = np.linalg.qr(x, "complete")
+        assert (q.shape, r.shape) == ((m, m), (m, n))
+        close(q @ r, expected.Q @ expected.R, real)
+        close(np.conjugate(q.T) @ q, np.eye(m, dtype=real), real)
+        close(np.tril(r, -1), np.zeros((m, n), real), real)
         explained = dmesh.explain(np.linalg.qr, x).bytes_by_client.get(dmesh.client_id(), 0)
         with dmesh.debug.bytes_moved() as moved:
             np.linalg.qr(x)
@@ -156,6 +161,30 @@ def test_qr_of_matrices_that_are_not_tall(data):
 
 
 FOUR = World(2, 2, (4,))
+
+
+def test_pseudo_inverses_and_condition_numbers_of_singular_matrices():
+    small = np.zeros((40, 2), np.float32)
+    small[0, 0], small[1, 1] = 1, 1e-9  # more than NumPy's default tolerance, whatever the dtype
+
+    def program(mesh):
+        def on(values):
+            return dmesh.copy_to_mesh(values, Layout(["x", "unsharded"], mesh), uneven=True)
+
+        np.testing.assert_allclose(np.linalg.pinv(on(small)).full(), np.linalg.pinv(small), rtol=1e-5)
+        assert not np.linalg.pinv(on(small), rtol=None).full()[1, 1]
+        assert float(np.linalg.cond(on(np.zeros((40, 2))))) == np.inf
+        assert np.isnan(float(np.linalg.cond(on(np.full((6, 6), np.nan)), 1)))
+        for p in (1, "fro"):
+            assert (
+                float(np.linalg.cond(on(np.ones((6, 6))), p)) == np.linalg.cond(np.ones((6, 6)), p) == np.inf
+            )
+            with pytest.raises(np.linalg.LinAlgError):
+                np.linalg.cond(on(small), p)
+
+    run(FOUR, program)
+
+
 GRID = World(2, 2, (2, 2))
 
 

@@ -10,6 +10,7 @@ from tests.array.worlds import World, run
 import dmesh
 from dmesh import Layout
 from dmesh.arrays import grid
+from dmesh.arrays.dispatch import threads as device_threads
 
 LARGE, SMALL = 1 << 19, 1 << 10  # elements
 FOUR = World(1, 4, (4,))
@@ -38,6 +39,19 @@ def on(mesh, n):
     return dmesh.arange(float(n), layout=Layout(["x"], mesh))
 
 
+def rows(mesh):
+    return Layout(["x", "unsharded"], mesh)
+
+
+def threaded_and_alone(monkeypatch, program):
+    (threaded,) = run(FOUR, program)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for known in grid._known.values():
+        known.__dict__.pop("threads", None)
+    (alone,) = run(FOUR, program)
+    return threaded, alone
+
+
 def test_large_blocks_are_worked_on_at_once():
     def program(mesh):
         meeting = threading.Barrier(4)
@@ -64,6 +78,37 @@ def test_small_blocks_are_worked_on_by_the_caller():
         return set(threads) == {threading.get_ident()}, len(threads)
 
     assert run(FOUR, program) == [(True, 4)]
+
+
+@pytest.mark.parametrize("serial", [True, False])
+def test_products_have_threads_of_the_devices_or_of_the_library(monkeypatch, serial):
+    monkeypatch.setattr(device_threads, "SERIAL_BLAS", serial)
+    monkeypatch.setattr(device_threads, "LARGE", 1)
+    tensordot = np.tensordot
+    meeting = threading.Barrier(4)
+
+    def program(mesh):
+        caller, seen = threading.get_ident(), []
+
+        def watched(function):
+            def call(*args, **kwargs):
+                if serial:
+                    meeting.wait(60)  # breaks unless all four are there
+                seen.append(threading.get_ident() == caller)
+                return function(*args, **kwargs)
+
+            return call
+
+        a = dmesh.ones((4 * 8, 8), layout=rows(mesh))
+        monkeypatch.setattr(np, "tensordot", watched(tensordot))
+        product = np.dot(a, a[:8])
+        monkeypatch.setattr(np, "tensordot", tensordot)
+        return seen, product[0, 0].item()
+
+    ((seen, value),) = run(FOUR, program)
+    assert value == 8
+    assert seen.count(True) == (1 if serial else 4)
+    assert len(seen) == 4
 
 
 @pytest.mark.parametrize(("threads", "most"), [("1", 1), ("2,1", 2), ("999", 4), ("nonsense", 4)])
@@ -104,13 +149,28 @@ def test_results_are_those_of_one_thread(monkeypatch):
     def program(mesh):
         x = np.sin(on(mesh, LARGE))
         made = [x + x, np.sum(x), np.sort(x), np.divmod(x, 0.3)[1], np.cumsum(x), x @ x, np.std(x)]
+        positive, changed = x > 0, x + 0
+        changed[positive] = x[positive] * 2
+        changed[x > 0.9] = 3
+        made += [x[positive], *np.nonzero(positive), np.unique(np.round(x, 3)), changed]
         return [one.full() for one in made]
 
-    (threaded,) = run(FOUR, program)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    for known in grid._known.values():
-        known.__dict__.pop("threads", None)
-    (alone,) = run(FOUR, program)
+    threaded, alone = threaded_and_alone(monkeypatch, program)
+    for a, b in zip(threaded, alone, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_factorizations_are_those_of_one_thread(monkeypatch):
+    monkeypatch.setattr(device_threads, "SERIAL_BLAS", True)
+    monkeypatch.setattr(device_threads, "LARGE", 1)  # of matrices that OpenBLAS multiplies in one thread
+
+    def program(mesh):
+        a = np.reshape(np.sin(on(mesh, 40 * 40)), (40, 40)) + 30 * dmesh.eye(40, layout=rows(mesh))
+        made = [np.linalg.solve(a, a[:, :3]), np.linalg.inv(a), np.linalg.cholesky(a @ a.T)]
+        made += [*np.linalg.qr(a), *np.linalg.qr(a[:, :3]), *np.linalg.svd(a[:, :3])]
+        return [one.full() for one in made]
+
+    threaded, alone = threaded_and_alone(monkeypatch, program)
     for a, b in zip(threaded, alone, strict=True):
         np.testing.assert_array_equal(a, b)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from dmesh.arrays.creation import from_blocks_of, scattered
 from dmesh.arrays.dispatch.operands import aligned, bring, check_operand, choose_axes, grid_among, is_scalar
 from dmesh.arrays.dispatch.reduction import reduce
 from dmesh.arrays.dispatch.registry import hook, implements
+from dmesh.arrays.dispatch.threads import each
 from dmesh.arrays.dispatch.ufunc import astype, can_cast, run_local, store
 from dmesh.arrays.dtensor import DTensor, exchange, move
 from dmesh.arrays.indexing import Parsed, counts_of, getitem, parse, read_whole
@@ -55,34 +57,42 @@ def _set_mask(x: DTensor, mask: DTensor, value: Any) -> None:
         there = move(_spread(masked, value if value.dtype == x.dtype else astype(value, x.dtype)), x.spec)
         if x._shards is None or there._shards is None:
             return
-        values = [block[where] for block, where in zip(there.blocks, masked.blocks, strict=True)]
+        pairs = list(zip(there.blocks, masked.blocks, strict=True))
+        values = each(operator.getitem, pairs, x.spec.grid, x.spec.largest)
     else:
         number = move(value, value.spec.replicated()).blocks[0] if isinstance(value, DTensor) else value
         values = [number] * len(x.spec.slots)
-    for block, where, new in zip(x.writable(), masked.blocks, values, strict=True):
-        block[where] = new
+    rows = list(zip(x.writable(), masked.blocks, values, strict=True))
+    each(operator.setitem, rows, x.spec.grid, x.spec.largest)
 
 
 def _spread(mask: DTensor, values: DTensor) -> DTensor:
     """Return an array of a mask's shape, with values where the mask is true, in the order of the elements."""
+    if values.ndim > 1:
+        raise TypeError(
+            "NumPy boolean array indexing assignment requires a 0 or 1-dimensional input, input has "
+            f"{values.ndim} dimensions"
+        )
     flat = reshape(mask, (mask.size,))
     spec, axis = flat.spec, flat.spec.axes[0]
-    cuts = counts_of(spec, [int(np.count_nonzero(block)) for block in flat.blocks])
+    cuts = counts_of(spec, each(np.count_nonzero, [(b,) for b in flat.blocks], spec.grid, spec.largest))
     total = cuts[-1][1]
-    if values.shape[-1] != total or values.size != total:
+    if values.size != total:
         raise ValueError(
             f"NumPy boolean array indexing assignment cannot assign {values.size} input values to the "
             f"{total} output values where the mask is true"
         )
-    line = reshape(values, (total,))
-    line = bring(line, line.spec.complete(), "x[mask] = v")
+    line = bring(values, values.spec.complete(), "x[mask] = v")
     mapping = plan_exchange(line.spec, [Dim(total, side(line.spec, 0), Side(axis, cuts))], spec.used)
     parts = exchange(line, mapping, spec_of(spec.grid, (total,), values.dtype, spec.axes))
-    made = []
-    for where, part in zip(flat.blocks, parts.blocks, strict=True):
+
+    def spread(where: Any, part: Any) -> Any:
         block = np.zeros(where.shape, values.dtype)
         block[where] = part
-        made.append(block)
+        return block
+
+    rows = list(zip(flat.blocks, parts.blocks, strict=True))
+    made = each(spread, rows, spec.grid, spec.largest * values.dtype.itemsize)
     return reshape(DTensor(spec.replace(dtype=values.dtype), tuple(made)), mask.shape)
 
 
@@ -236,6 +246,13 @@ def _as_mask(mask: Any, like: DTensor) -> DTensor:
     return same if same.dtype == np.bool_ else astype(same, np.dtype(bool))
 
 
+def _check_safe(values: Any, like: DTensor) -> None:
+    if isinstance(values, (DTensor, np.ndarray)) and not can_cast(values.dtype, like.dtype, "safe"):
+        raise TypeError(
+            f"Cannot cast array data from {values.dtype!r} to {like.dtype!r} according to the rule 'safe'"
+        )
+
+
 def _cycled(values: DTensor, count: int) -> DTensor:
     """Return so many values: the first ones, or all of them again and again."""
     flat = reshape(values, (values.size,))
@@ -250,6 +267,7 @@ def place(arr: Any, mask: Any, vals: Any) -> None:
     _target("np.place", arr, mask, vals)
     if getattr(mask, "size", 1) != arr.size:
         raise ValueError("place: mask and data must be the same size")
+    _check_safe(vals, arr)
     where = _as_mask(mask, arr)
     if isinstance(vals, DTensor):
         count = int(reduce(np.add, where, None, np.intp).item())
@@ -266,12 +284,9 @@ def putmask(a: Any, mask: Any, values: Any) -> None:
     _target("np.putmask", a, mask, values)
     if getattr(mask, "size", 1) != a.size:
         raise ValueError("putmask: mask and data must be the same size")
+    _check_safe(values, a)
     if not isinstance(values, DTensor) or values.size == 1:
-        return setitem(a, _as_mask(mask, a), values)
-    if not can_cast(values.dtype, a.dtype, "safe"):
-        raise TypeError(
-            f"Cannot cast array data from {values.dtype!r} to {a.dtype!r} according to the rule 'safe'"
-        )
+        return setitem(a, _as_mask(mask, a), reshape(values, ()) if isinstance(values, DTensor) else values)
     if not values.size:
         return None
     source = reshape(_cycled(values, a.size), a.shape)
@@ -284,6 +299,8 @@ def put_(a: Any, ind: Any, v: Any, mode: str = "raise") -> None:
     """Write values, one after the other, to elements by their places in the flat array."""
     _target("np.put", a, v)
     places = np.asarray(read_whole(ind)).reshape(-1)
+    if places.size and not a.size:
+        raise IndexError("cannot replace elements of an empty array")
     if isinstance(v, DTensor):
         if not v.size:
             return

@@ -224,9 +224,12 @@ class DTensor(Operators):
         """Return an element as a Python scalar, on every client."""
         one = self
         if index:
-            if len(index) == 1 and self.ndim != 1 and not isinstance(index[0], tuple):
-                index = tuple(int(i) for i in np.unravel_index(index[0], self.shape))
-            one = self[index[0] if isinstance(index[0], tuple) else index]
+            place = index[0] if len(index) == 1 else index
+            if not isinstance(place, tuple):
+                if not -self.size <= place < self.size:
+                    raise IndexError(f"index {place} is out of bounds for size {self.size}")
+                place = tuple(int(i) for i in np.unravel_index(place % self.size, self.shape))
+            one = self[place]
         if one.size != 1:
             raise ValueError("can only convert an array of size 1 to a Python scalar")
         with ledger.operation("item"):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from dmesh.arrays import ledger
 from dmesh.arrays.dispatch.operands import bring, grid_among
 from dmesh.arrays.dispatch.registry import hook
+from dmesh.arrays.dispatch.threads import each
 from dmesh.arrays.dtensor import DTensor, exchange, move
 from dmesh.arrays.ops.mappings import Pick, moved_dims, pick, reshape
 from dmesh.arrays.spec import WHOLE, Bounds, Spec, spec_of
@@ -163,7 +164,13 @@ def parse(index: Any, shape: tuple[int, ...]) -> Parsed:
         return Parsed(picks, dropped, new, None)
     together = places == list(range(places[0], places[0] + len(places)))
     at = (first_at or 0) if together else 0
-    shapes = np.broadcast_shapes(*(values.shape for _, values in lists))
+    try:
+        shapes = np.broadcast_shapes(*(values.shape for _, values in lists))
+    except ValueError:
+        raise IndexError(
+            "shape mismatch: indexing arrays could not be broadcast together with shapes "
+            + " ".join(str(values.shape) for _, values in lists)
+        ) from None
     broadcast = tuple(np.broadcast_to(values, shapes) for _, values in lists)
     return Parsed(picks, dropped, new, Advanced(tuple(dim for dim, _ in lists), broadcast, at))
 
@@ -310,7 +317,8 @@ def compress(x: DTensor, mask: DTensor) -> DTensor:
         reshape(mask, (x.size,)), spec_of(flat.spec.grid, (x.size,), mask.dtype, flat.spec.axes), "x[mask]"
     )
     flat = bring(flat, flat.spec.complete(), "x[mask]")
-    chosen = [block[where] for block, where in zip(flat.blocks, there.blocks, strict=True)]
+    rows = list(zip(flat.blocks, there.blocks, strict=True))
+    chosen = each(operator.getitem, rows, flat.spec.grid, max(flat.spec.largest, there.spec.largest))
     return counted(flat, chosen)
 
 

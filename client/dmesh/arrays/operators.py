@@ -134,4 +134,11 @@ for _function in (
         _method(_function),
     )
 Operators.flatten = lambda self, order="C": np.ravel(self, order=order)  # type: ignore[attr-defined]
-Operators.conj = Operators.conjugate = _unary(np.conjugate)  # type: ignore[attr-defined]
+
+
+def _conjugate(self: Any) -> Any:
+    """Return the complex conjugate."""
+    return np.conjugate(self) if self.dtype.kind == "c" else self.copy()
+
+
+Operators.conj = Operators.conjugate = _conjugate  # type: ignore[attr-defined]

@@ -104,5 +104,6 @@ def _outer(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     for operand in inputs:
         check_operand(operand, f"{ufunc.__name__}.outer")
     ndim = b.ndim if isinstance(b, (DTensor, np.ndarray)) else 0
+    a, b = (x if isinstance(x, DTensor) else np.asarray(x) for x in inputs)  # numbers have a dtype here
     left = a.reshape(a.shape + (1,) * ndim) if isinstance(a, DTensor) else a
     return elementwise(ufunc, (left, b), kwargs)

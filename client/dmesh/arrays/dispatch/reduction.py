@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dmesh.arrays.dispatch.operands import aligned, blocks_for, check_operand, free_axes, slots_for
 from dmesh.arrays.dispatch.threads import LARGE
-from dmesh.arrays.dispatch.ufunc import MOST_PLANS, check_out, elementwise, run_local, store
+from dmesh.arrays.dispatch.ufunc import MOST_PLANS, asked_dtype, check_out, elementwise, run_local, store
 from dmesh.arrays.dtensor import DTensor, exchange
 from dmesh.arrays.spec import WHOLE, Spec, spec_of
 from dmesh.arrays.transfer.mapping import Dim, plan_exchange, side
@@ -107,10 +107,13 @@ def reduce(
     target = out[0] if isinstance(out, tuple) else out
     if target is not None:
         check_out(target, name)
-        dtype = target.dtype if dtype is None else dtype
+        dtype = target.dtype if dtype is None and not name.startswith("logical_") else dtype
     if not isinstance(array, DTensor):
         raise UnshardableError(f"np.{name}.reduce of a plain array takes no sharded arguments")
+    dtype = asked_dtype(dtype, array.dtype)
     kept, mask = is_kept(keepdims), True if where is NO_VALUE else where
+    if not array.ndim and not isinstance(axis, tuple) and axis in (0, -1):
+        axis = None  # NumPy reduces a number along its first dimension
     result = _reduce(ufunc, array, normalized_axes(axis, array.ndim), dtype, kept, initial, mask)
     return result if target is None else store(result, target, "same_kind")
 
@@ -159,6 +162,8 @@ def _reduce(
             )
         raise ValueError(f"zero-size array to reduction operation {ufunc.__name__} which has no identity")
     op = REDUCTIONS.get(ufunc)
+    if result_dtype == np.bool_:  # of which NumPy's sum is any
+        op = {"sum": "any", "prod": "all"}.get(op or "", op)
     spec = x.spec
     keeps = spec.partial and spec.op == op and where is True and not given and result_dtype == x.dtype
     if spec.partial and not keeps:
@@ -198,12 +203,14 @@ def _reduce(
         if mask:
             options["where"] = mask[0]
         if extreme and (mask or any(block.shape[dim] == 0 for dim in dims)):
-            options["initial"] = _identity(ufunc, block.dtype)
+            options["initial"] = _identity(ufunc, result_dtype)
         return reduce_block(ufunc, block, dims, dtype, keepdims, **options)
 
     (result,) = run_local(f"{ufunc.__name__}.reduce", kernel, operands, placed, (target,))
     if given and initial is not None:
-        result = elementwise(ufunc, (initial, result), {"dtype": result_dtype, "casting": "unsafe"})
+        result = elementwise(
+            ufunc, (initial, result), {"dtype": asked_dtype(result_dtype, result.dtype), "casting": "unsafe"}
+        )
     return result
 
 
@@ -222,6 +229,7 @@ def accumulate(ufunc: np.ufunc, array: Any, axis: int = 0, dtype: Any = None, ou
     if not array.ndim:
         raise TypeError("cannot accumulate on a scalar")
     (dim,) = normalized_axes(axis, array.ndim)
+    dtype = asked_dtype(dtype, array.dtype)
     result_dtype = ufunc.accumulate(np.ones(1, array.dtype), dtype=dtype).dtype
     spec = array.spec.complete()
     if REDUCTIONS.get(ufunc) is None:
@@ -262,6 +270,8 @@ def _carry(ufunc: np.ufunc, x: DTensor, dim: int, cut: int) -> DTensor:
         if at == 0 or block.shape[dim] == 0:
             made.append(block)
             continue
-        total = ufunc.reduce(last[(*before, slice(0, at))], axis=dim, keepdims=True, dtype=spec.dtype)
+        total = ufunc.reduce(
+            last[(*before, slice(0, at))], axis=dim, keepdims=True, dtype=asked_dtype(spec.dtype, last.dtype)
+        )
         made.append(np.asarray(ufunc(total, block), spec.dtype))
     return DTensor(spec, tuple(made))

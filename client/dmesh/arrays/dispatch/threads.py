@@ -16,7 +16,14 @@ LARGE = 1 << 20
 """Bytes of a block from which a thread costs less than it saves."""
 
 
-def each(kernel: Callable[..., Any], rows: Sequence[Sequence[Any]], grid: Grid, nbytes: int) -> list[Any]:
+_blas_threads = os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS", "")
+SERIAL_BLAS = _blas_threads.partition(",")[0].strip() == "1"
+"""Whether OpenBLAS works in the caller's thread alone; it reads these variables when it is loaded."""
+
+
+def each(
+    kernel: Callable[..., Any], rows: Sequence[Sequence[Any]], grid: Grid, nbytes: int, *, blas: bool = False
+) -> list[Any]:
     """Return `kernel(*row)` for each row: in threads if the blocks are large, else one after the other.
 
     Results and errors do not depend on the threads. They inherit the context of the caller, and with it
@@ -27,11 +34,14 @@ def each(kernel: Callable[..., Any], rows: Sequence[Sequence[Any]], grid: Grid, 
         rows: Blocks of each device.
         grid: The mesh, which says how many threads this client may have.
         nbytes: Size of the largest block of operands and results.
+        blas: Whether the kernel's time goes to the BLAS library. One that has threads of its own does not get
+            these as well: it would work on one block at a time anyway, and several versions of OpenBLAS mix
+            the results of calls that several threads make at once.
 
     Raises:
         BaseException: The error of the first row that has one.
     """
-    threads = min(len(rows), grid.threads) if nbytes >= LARGE else 1
+    threads = min(len(rows), grid.threads) if nbytes >= LARGE and (SERIAL_BLAS or not blas) else 1
     if threads < 2:
         return [kernel(*row) for row in rows]
     results: list[Any] = [None] * len(rows)

@@ -7,7 +7,7 @@ usual case, the plan is the ufunc itself on each block.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -75,10 +75,26 @@ def elementwise(ufunc: np.ufunc, inputs: Sequence[Any], kwargs: dict[str, Any]) 
     else:
         results = _call_where(ufunc, inputs, where, outs, options)
     finished = tuple(
-        result if target is None else store(result, target, options.get("casting", "same_kind"))
+        result
+        if target is None
+        else store(_widened(result, target), target, options.get("casting", "same_kind"))
         for result, target in zip(results, outs, strict=True)
     )
     return finished if len(finished) > 1 else finished[0]
+
+
+def asked_dtype(dtype: Any, own: np.dtype[Any]) -> Any:
+    """Return what ufuncs take as `dtype=`: none that times have anyway, for it must have no unit."""
+    return None if own.kind in "mM" and dtype is not None and np.dtype(dtype) == own else dtype
+
+
+def _widened(result: DTensor, target: DTensor) -> DTensor:
+    """Return a result as often as `out=` has room for it."""
+    if result.shape == target.shape or np.broadcast_shapes(result.shape, target.shape) != target.shape:
+        return result
+    broadcast: Any = np.broadcast_to
+    found: DTensor = broadcast(result, target.shape)
+    return found
 
 
 def _signature(x: Any) -> Any:
@@ -98,6 +114,8 @@ def result_dtypes(
         chosen["signature"] = (None,) * ufunc.nin + (np.dtype(options["dtype"]),) * ufunc.nout
     if chosen.get("signature") is not None and isinstance(chosen["signature"], str):
         return _probed(ufunc, inputs, options)
+    if chosen.get("casting") == "equiv":  # crashes NumPy 2.4 beside a Python number
+        chosen["casting"] = "no"
     resolved = ufunc.resolve_dtypes((*given, *targets), **chosen)
     return tuple(resolved[ufunc.nin :])
 
@@ -178,12 +196,25 @@ def _kept_partial(ufunc: np.ufunc, inputs: Sequence[Any], dtype: np.dtype[Any]) 
         return axes
     if ufunc in (np.add, np.subtract) and len(partial) == 2 and partial[0].shape == partial[1].shape:
         return axes
-    scales = ufunc is np.multiply or (
-        ufunc is np.true_divide and partial[0] is inputs[0] and dtype.kind in "fc"
-    )
-    if scales and len(partial) == 1 and all(x is partial[0] or not isinstance(x, DTensor) for x in inputs):
-        return axes
-    return ()
+    return axes if _scales(ufunc, inputs) and _is_linear(ufunc, inputs, dtype) else ()
+
+
+def _scales(ufunc: np.ufunc, inputs: Sequence[Any]) -> bool:
+    """Return whether a call multiplies contributions by a number, or divides them by one."""
+    if ufunc not in (np.multiply, np.true_divide):
+        return False
+    arrays = [x for x in inputs if isinstance(x, DTensor)]
+    return len(arrays) == 1 and bool(arrays[0].spec.partial)
+
+
+def _is_linear(ufunc: np.ufunc, inputs: Sequence[Any], dtype: np.dtype[Any]) -> bool:
+    """Return whether scaled contributions add up to the scaled sum: zeros and infinities make NaN of some."""
+    first, second = inputs
+    if ufunc is np.true_divide and (not isinstance(first, DTensor) or dtype.kind not in "fc" or not second):
+        return False
+    number = second if isinstance(first, DTensor) else first
+    with np.errstate(over="ignore"):
+        return dtype.kind in "iu" or bool(np.isfinite(np.asarray(number).astype(dtype)))
 
 
 def key_of(ufunc: np.ufunc, inputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -237,7 +268,8 @@ def still(ufunc: np.ufunc, plan: Plan, inputs: Sequence[Any]) -> tuple[DTensor, 
 def _call(
     ufunc: np.ufunc, inputs: Sequence[Any], options: dict[str, Any], outs: Sequence[np.dtype[Any] | None]
 ) -> tuple[DTensor, ...]:
-    key = key_of(ufunc, inputs) if not options and not _named(outs) else None
+    by_type = not options and not _named(outs) and not _scales(ufunc, inputs)
+    key = key_of(ufunc, inputs) if by_type else None
     plan = PLANS.get(key) if key is not None else None
     if plan is None:
         plan = _plan(ufunc, inputs, options, outs)
@@ -256,6 +288,8 @@ def run_local(
     inputs: Sequence[Any],
     operands: Sequence[Spec | None],
     out: Sequence[Spec],
+    *,
+    blas: bool = False,
 ) -> tuple[DTensor, ...]:
     """Bring operands to where a kernel needs them, and call it for each slot of the results.
 
@@ -265,6 +299,7 @@ def run_local(
         inputs: The operands.
         operands: Where they have to be; None for scalars.
         out: Placements of the results, which have the same slots.
+        blas: Whether the kernel's time goes to the BLAS library; see `each`.
     """
     there = [
         x if spec is None else bring(x, spec, f"np.{name}") for x, spec in zip(inputs, operands, strict=True)
@@ -278,7 +313,7 @@ def run_local(
     columns = [blocks_for(first, x) if isinstance(x, DTensor) else [x] * len(first.slots) for x in there]
     nbytes = max(one.largest for one in (*out, *(spec for spec in operands if spec is not None)))
     results: list[list[Any]] = [[] for _ in out]
-    for made in each(kernel, list(zip(*columns, strict=True)), first.grid, nbytes):
+    for made in each(kernel, list(zip(*columns, strict=True)), first.grid, nbytes, blas=blas):
         for column, block, spec in zip(results, made if len(out) > 1 else (made,), out, strict=True):
             array = np.asarray(block)
             column.append(array if array.dtype == spec.dtype else array.astype(spec.dtype))
@@ -296,7 +331,9 @@ def _call_where(
     (target,) = outs
     dtype = result_dtypes(ufunc, inputs, options, [None if target is None else target.dtype])[0]
     arrays = [x for x in (*inputs, where, target) if isinstance(x, DTensor)]
-    shape = np.broadcast_shapes(*(x.shape for x in arrays)) if target is None else target.shape
+    shape = np.broadcast_shapes(*(x.shape for x in arrays))
+    if target is not None and target.shape != shape:
+        _refuse_shape(target, shape)
     axes = choose_axes(tuple(x.spec for x in arrays), shape) if target is None else target.spec.axes
     out = spec_of(arrays[0].spec.grid, shape, dtype if target is None else target.dtype, axes)
     count = len(inputs)
@@ -332,14 +369,17 @@ def check_out(target: Any, name: str) -> None:
         )
 
 
+def _refuse_shape(target: DTensor, shape: tuple[int, ...]) -> NoReturn:
+    raise ValueError(
+        f"non-broadcastable output operand with shape {target.shape} doesn't match the broadcast shape "
+        f"{shape}"
+    )
+
+
 def store(result: DTensor, target: DTensor, casting: str) -> DTensor:
     """Make an array take the value of a result, in its own layout and dtype."""
     if result.shape != target.shape:
-        np.broadcast_shapes(result.shape, target.shape)
-        raise ValueError(
-            f"non-broadcastable output operand with shape {target.shape} doesn't match the broadcast "
-            f"shape {result.shape}"
-        )
+        _refuse_shape(target, np.broadcast_shapes(result.shape, target.shape))
     if result.dtype != target.dtype:
         if not can_cast(result.dtype, target.dtype, casting):
             raise TypeError(

@@ -11,7 +11,7 @@ from dmesh.arrays.creation import from_blocks_of
 from dmesh.arrays.dispatch.operands import bring, free_axes
 from dmesh.arrays.dispatch.reduction import NO_VALUE, accumulate, is_kept, normalized_axes, reduce
 from dmesh.arrays.dispatch.registry import implements
-from dmesh.arrays.dispatch.ufunc import elementwise, run_local
+from dmesh.arrays.dispatch.ufunc import can_cast, elementwise, run_local
 from dmesh.arrays.dtensor import DTensor, exchange
 from dmesh.arrays.ops.mappings import reshape
 from dmesh.arrays.ops.reductions import finish, replaced
@@ -22,7 +22,7 @@ from dmesh.arrays.transfer.mapping import plan_relayout
 
 
 def _flat(a: DTensor, axis: Any) -> tuple[DTensor, int]:
-    return (reshape(a, (a.size,)), 0) if axis is None else (a, axis)
+    return (reshape(a, (a.size,)), 0) if axis is None or (not a.ndim and axis in (0, -1)) else (a, axis)
 
 
 @implements(np.cumsum)
@@ -60,6 +60,8 @@ def _cumulative(base: Callable[..., Any], identity: int) -> Callable[..., Any]:
     ) -> Any:
         if axis is None and x.ndim > 1:
             raise ValueError("For arrays which have more than one dimension ``axis`` argument is required.")
+        if not x.ndim:
+            x = reshape(x, (1,))
         found = base(x, 0 if axis is None else axis, dtype, None if include_initial else out)
         if not include_initial:
             return found
@@ -82,6 +84,12 @@ implements(getattr(np, "cumulative_prod", None))(_cumulative(cumprod, 1))
 def _arg_extreme(find: Any, name: str) -> Callable[..., Any]:
     def function(a: Any, axis: Any = None, out: Any = None, *, keepdims: Any = NO_VALUE) -> Any:
         kept = is_kept(keepdims)
+        if out is not None and not can_cast(out.dtype, np.dtype(np.intp), "safe"):
+            raise TypeError(
+                f"Cannot cast array data from {out.dtype!r} to dtype('int64') according to the rule 'safe'"
+            )
+        if not a.ndim and axis in (0, -1):
+            axis = None
         x, dim = _flat(a, axis)
         result = _places(find, x, normalized_axes(dim, x.ndim)[0], name)
         if axis is None:

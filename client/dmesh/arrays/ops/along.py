@@ -113,6 +113,8 @@ def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = 
         raise ValueError(f"order must be non-negative but got {n}")
     if n == 0:
         return a
+    if not a.ndim:
+        raise ValueError("diff requires input that is at least one dimensional")
     (dim,) = normalized_axes(axis, a.ndim)
     lead = (slice(None),) * dim
     none = (None, NO_VALUE)
@@ -129,6 +131,8 @@ def ediff1d(ary: Any, to_end: Any = None, to_begin: Any = None) -> Any:
     """Return the differences of neighbors, in one dimension."""
     if to_end is not None or to_begin is not None:
         raise UnshardableError("to_end= and to_begin= of np.ediff1d are not built: np.concatenate does so")
+    if ary.dtype == np.bool_:
+        raise TypeError("np.ediff1d of booleans is not supported: np.diff tells which neighbors differ")
     return diff(reshape(ary, (ary.size,)))
 
 
@@ -183,4 +187,4 @@ def trapezoid(y: Any, x: Any = None, dx: float = 1.0, axis: int = -1) -> Any:
         raise UnshardableError("x= of np.trapezoid is not built for sharded arrays: pass dx=")
     (dim,) = normalized_axes(axis, y.ndim)
     lead = (slice(None),) * dim
-    return np.sum((y[(*lead, slice(1, None))] + y[(*lead, slice(None, -1))]) * (dx / 2.0), axis=dim)
+    return np.sum(dx * (y[(*lead, slice(1, None))] + y[(*lead, slice(None, -1))]) / 2.0, axis=dim)

@@ -54,7 +54,9 @@ def gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: int = 1) -> An
     if edge_order not in (1, 2):
         raise ValueError("'edge_order' greater than 2 not supported")
     steps = list(varargs) * len(dims) if len(varargs) == 1 else list(varargs) or [1.0] * len(dims)
-    x = f if f.dtype.kind in "fc" else astype(f, np.dtype(np.float64))
+    x = f if f.dtype.kind in "fcm" else astype(f, np.dtype(np.float64))
+    if f.dtype == np.bool_ and dims and min(f.shape[dim] for dim in dims) > edge_order:
+        raise TypeError("np.gradient of booleans is not supported: use f.astype(int)")
     found = tuple(_slope(x, dim, step, edge_order) for dim, step in zip(dims, steps, strict=True))
     return found[0] if len(found) == 1 else found
 
@@ -271,7 +273,7 @@ def unravel_index(indices: Any, shape: Any, order: str = "C") -> Any:
     """Return the places that flat indices stand for, dimension by dimension."""
     if order != "C":
         raise UnshardableError("np.unravel_index of sharded arrays takes order='C' only")
-    if indices.dtype.kind not in "iu":
+    if indices.dtype.kind not in "biu":
         raise TypeError("only int indices permitted")
     lengths = tuple(np.atleast_1d(shape).tolist())
     size = math.prod(lengths)

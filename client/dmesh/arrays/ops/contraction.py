@@ -98,7 +98,8 @@ def contract(
         a.spec.grid, shape, dtype, [cut.get(label, WHOLE) for label in out], partial, op if partial else ""
     )
     there = [move(x, spec) for x, spec in zip((a, b), needed, strict=True)]
-    (result,) = run_local(name.removeprefix("np."), kernel, there, needed, (target,))
+    blas = dtype.char in "fdFD" and not set(left) & set(right) <= set(out)
+    (result,) = run_local(name.removeprefix("np."), kernel, there, needed, (target,), blas=blas)
     return result
 
 
@@ -182,6 +183,9 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
         first, second = (
             [int(d) for d in (x if isinstance(x, (list, tuple, np.ndarray)) else [x])] for x in axes
         )
+    for x, dims in ((a, first), (b, second)):
+        if any(not -x.ndim <= d < x.ndim for d in dims):
+            raise IndexError(f"tensordot: axes {dims} are not all those of an array of {x.ndim} dimensions")
     first, second = [d % a.ndim for d in first], [d % b.ndim for d in second]
     if len(first) != len(second) or any(a.shape[i] != b.shape[j] for i, j in zip(first, second, strict=True)):
         raise ValueError("shape-mismatch for sum")
@@ -224,7 +228,7 @@ def inner(a: Any, b: Any, /) -> Any:
 def vdot(a: Any, b: Any, /) -> Any:
     """Return the dot product of two arrays as vectors, the first one conjugated."""
     check_arrays("np.vdot", a, b)
-    x = mappings.reshape(elementwise(np.conjugate, (a,), {}), (a.size,))
+    x = mappings.reshape(elementwise(np.conjugate, (a,), {}) if a.dtype.kind == "c" else a, (a.size,))
     return tensordot(x, mappings.reshape(b, (b.size,)), 1)
 
 
@@ -263,6 +267,10 @@ def linalg_outer(x1: Any, x2: Any, /) -> Any:
 @implements(np.linalg.multi_dot)
 def multi_dot(arrays: Any, *, out: Any = None) -> Any:
     """Return the product of several matrices, from left to right."""
+    if len(arrays) < 2:
+        raise ValueError("Expecting at least two arrays.")
+    if any(x.ndim != 2 for x in arrays[1:-1]) or any(x.ndim not in (1, 2) for x in (arrays[0], arrays[-1])):
+        raise np.linalg.LinAlgError("arrays of np.linalg.multi_dot must be matrices, or vectors at the ends")
     result = arrays[0]
     for x in arrays[1:]:
         result = dot(result, x)

@@ -11,7 +11,7 @@ from dmesh.arrays.creation import scattered
 from dmesh.arrays.dispatch.operands import check_operand, grid_among
 from dmesh.arrays.dispatch.reduction import reduce
 from dmesh.arrays.dispatch.registry import implements
-from dmesh.arrays.dispatch.ufunc import elementwise, run_local
+from dmesh.arrays.dispatch.ufunc import astype, elementwise, run_local
 from dmesh.arrays.dtensor import DTensor
 from dmesh.arrays.ops import mappings
 from dmesh.arrays.spec import WHOLE, spec_of
@@ -52,6 +52,8 @@ def histogram(a: Any, bins: Any = 10, range: Any = None, density: Any = None, we
         raise UnshardableError(
             "np.histogram of sharded arrays takes no weights=, and bins as a number or a plain array"
         )
+    if a.dtype == np.bool_:
+        a = astype(a, np.dtype(np.uint8))
     flat = mappings.reshape(a, (a.size,)) if a.ndim != 1 else a
     edges, range = _edges(flat, bins, range)
     spec = flat.spec.complete()

@@ -44,6 +44,11 @@ def _parse(subscripts: str, operands: Sequence[DTensor]) -> tuple[list[Labels], 
         found.append((*before, *dots[longest - count :], *after))
     if arrow:
         before, ellipsis, after = result.partition("...")
+        if dots and not ellipsis:
+            raise ValueError(
+                "output has more dimensions than subscripts given in einstein sum, but no '...' ellipsis "
+                "provided to broadcast the extra dimensions."
+            )
         out: Labels = (*before, *(dots if ellipsis else ()), *after)
     else:
         every = [label for labels in found for label in labels if not label.startswith(".")]
@@ -93,6 +98,11 @@ def _reduced(x: DTensor, labels: Labels, needed: set[Any]) -> tuple[Labels, DTen
         while labels.count(label) > 1:
             i = labels.index(label)
             j = labels.index(label, i + 1)
+            if x.shape[i] != x.shape[j]:
+                raise ValueError(
+                    f"dimensions in operand for collapsing index {label!r} don't match "
+                    f"({x.shape[i]} != {x.shape[j]})"
+                )
             x = diagonal_of(x, i, j)
             labels = (*(one for d, one in enumerate(labels) if d not in (i, j)), label)
     gone = tuple(d for d, label in enumerate(labels) if label not in needed)
@@ -138,6 +148,9 @@ def _broadcast_to(x: DTensor, shape: tuple[int, ...]) -> DTensor:
 def _vector(name: str, subscripts: str) -> Callable[..., Any]:
     def function(a: Any, b: Any, /, **kwargs: Any) -> Any:
         check_arrays(name, a, b)
+        least = {"np.matvec": (2, 1), "np.vecmat": (1, 2)}.get(name, (1, 1))
+        if a.ndim < least[0] or b.ndim < least[1]:
+            raise ValueError(f"{name} takes arrays of at least {least} dimensions, not {(a.ndim, b.ndim)}")
         if name == "np.vecdot":
             axis = kwargs.pop("axis", -1)
             a, b = np.moveaxis(a, axis, -1), np.moveaxis(b, axis, -1)

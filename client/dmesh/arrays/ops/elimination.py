@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dmesh.arrays.dispatch.operands import blocks_for, bring
+from dmesh.arrays.dispatch.threads import each
 from dmesh.arrays.dispatch.ufunc import astype, elementwise, run_local
 from dmesh.arrays.dtensor import DTensor, exchange
 from dmesh.arrays.ops.diagonals import tril
@@ -53,10 +54,9 @@ def cholesky(a: DTensor, upper: bool = False) -> Any:
             continue
         factor = np.linalg.cholesky(corner.blocks[0])
         left, above = (mapped(one, partial(_solved, stop, factor)) for one in panels)
-        for region, block, rows, columns in zip(
-            spec.regions, blocks, blocks_for(spec, left), blocks_for(spec, above), strict=True
-        ):
-            _cholesky_step(block, region, (start, stop), factor, rows, columns)
+        rows = zip(blocks, spec.regions, blocks_for(spec, left), blocks_for(spec, above), strict=True)
+        step = partial(_cholesky_step, (start, stop), factor)
+        each(step, list(rows), spec.grid, spec.largest, blas=True)
     return tril(x)
 
 
@@ -69,7 +69,7 @@ def _solved(stop: int, factor: Array, region: Bounds, panel: Array) -> Array:
 
 
 def _cholesky_step(
-    block: Array, region: Bounds, step: tuple[int, int], factor: Array, rows: Array, columns: Array
+    step: tuple[int, int], factor: Array, block: Array, region: Bounds, rows: Array, columns: Array
 ) -> None:
     (top, bottom), (first, last) = region
     start, stop = step
@@ -147,13 +147,11 @@ def eliminate(name: str, a: DTensor, right: DTensor | None = None) -> Eliminated
             fetched = _rows(m, sources)
             done = stop if m is x else 0  # columns that are finished
             top = mapped(fetched, partial(_solved_rows, done, lower))
-            for region, block, new, upper in zip(
-                m.spec.regions, blocks, blocks_for(m.spec, fetched), blocks_for(m.spec, top), strict=True
-            ):
-                _exchange_rows(block, region, moved, new)
-                if m is x:
-                    write_panel(block, region, (start, stop), lu)
-                _update(block, region, (start, stop), max(done - region[1][0], 0), lu, upper)
+            rows_of = zip(
+                blocks, m.spec.regions, blocks_for(m.spec, fetched), blocks_for(m.spec, top), strict=True
+            )
+            update = partial(_update, (start, stop), lu, moved, done)
+            each(update, list(rows_of), m.spec.grid, m.spec.largest, blas=True)
     return Eliminated(x, y, swaps)
 
 
@@ -183,9 +181,22 @@ def _exchange_rows(block: Array, region: Bounds, moved: Sequence[int], new: Arra
             block[row - top] = new[at]
 
 
-def _update(block: Array, region: Bounds, step: tuple[int, int], rest: int, lu: Array, upper: Array) -> None:
-    """Write the panel's rows of U, and subtract their multiples below, in the columns from `rest` on."""
+def _update(
+    step: tuple[int, int],
+    lu: Array,
+    moved: Sequence[int],
+    done: int,
+    block: Array,
+    region: Bounds,
+    new: Array,
+    upper: Array,
+) -> None:
+    """Exchange rows, write the panel, and subtract its multiples below, in the columns from `done` on."""
     (top, bottom), (start, stop) = region[0], step
+    _exchange_rows(block, region, moved, new)
+    if done:
+        write_panel(block, region, step, lu)
+    rest = max(done - region[1][0], 0)
     a, b = max(top, start), min(bottom, stop)
     if a < b:
         block[a - top : b - top, rest:] = upper[a - start : b - start, rest:]
@@ -213,17 +224,20 @@ def solve(name: str, a: DTensor, b: DTensor) -> DTensor:
         above = panel_of(x, x.spec.axes[0], (0, start), (start, stop))
         known = part_of(y, y.spec.axes[1], (start, stop), (0, y.shape[1]))
         found = mapped(known, partial(_solved_rows, 0, corner))
-        for region, block, factor, solved in zip(
-            y.spec.regions, blocks, blocks_for(y.spec, above), blocks_for(y.spec, found), strict=True
-        ):
-            top, bottom = region[0]
-            low, high = max(top, start), min(bottom, stop)
-            if low < high:
-                block[low - top : high - top] = solved[low - start : high - start]
-            before = min(bottom, start) - top
-            if before > 0:
-                block[:before] -= factor[:before] @ solved
+        rows = zip(blocks, y.spec.regions, blocks_for(y.spec, above), blocks_for(y.spec, found), strict=True)
+        each(partial(_substituted, (start, stop)), list(rows), y.spec.grid, y.spec.largest, blas=True)
     return reshape(y, b.shape) if line else y
+
+
+def _substituted(step: tuple[int, int], block: Array, region: Bounds, factor: Array, solved: Array) -> None:
+    """Write a panel's rows of the solution, and subtract their multiples from the rows before."""
+    (top, bottom), (start, stop) = region[0], step
+    low, high = max(top, start), min(bottom, stop)
+    if low < high:
+        block[low - top : high - top] = solved[low - start : high - start]
+    before = min(bottom, start) - top
+    if before > 0:
+        block[:before] -= factor[:before] @ solved
 
 
 def inv(a: DTensor) -> DTensor:

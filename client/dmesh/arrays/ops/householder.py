@@ -11,18 +11,20 @@ from typing import Any
 import numpy as np
 
 from dmesh.arrays.dispatch.operands import blocks_for, bring
+from dmesh.arrays.dispatch.threads import each
 from dmesh.arrays.dispatch.ufunc import astype
 from dmesh.arrays.dtensor import DTensor, move
 from dmesh.arrays.ops.panels import Array, adjoint, own_copy, part_of, steps_of, write_panel
 from dmesh.arrays.spec import WHOLE, Spec, spec_of
 
 
-def householder(name: str, a: DTensor, wants_q: bool = True) -> tuple[DTensor | None, DTensor]:
-    """Return Q, or None if it is not wanted, and R, in the layout of the matrix; signs are NumPy's."""
+def householder(name: str, a: DTensor, mode: str = "reduced") -> tuple[DTensor | None, DTensor]:
+    """Return Q, or None in mode "r", and R, in the layout of the matrix; signs are NumPy's."""
     kind = np.linalg.qr(np.eye(1, dtype=a.dtype))[1].dtype
     layout = a.spec.complete().replace(dtype=kind)
     x, own = own_copy(bring(astype(a, kind), _cut_along_columns(layout), name))
-    (m, n), few = a.shape, min(a.shape)
+    m, n = a.shape
+    few = m if mode == "complete" else min(m, n)
     steps = steps_of(x.spec)
     weights: list[Array | None] = []
     for start, stop in steps:
@@ -40,7 +42,7 @@ def householder(name: str, a: DTensor, wants_q: bool = True) -> tuple[DTensor | 
         _reflect(x, own, (start, stop), stop, vectors, adjoint(weight))
     upper: Any = np.triu
     r = move(upper(x[:few]), layout.replace(shape=(few, n)))
-    if not wants_q:
+    if mode == "r":
         return None, r
     spec = x.spec.replace(shape=(m, few))
     unit = None if x._shards is None else tuple(_unit(*region).astype(kind) for region in spec.regions)
@@ -132,17 +134,24 @@ def _reflect(
     if vectors is None or weight is None:
         move(DTensor(target, None), target.complete())
         return
-    places, shares = [], []
+    places = []
     for ((top, bottom), (first, _)), block in zip(spec.regions, blocks, strict=True):
-        at, rest = min(max(top, start), bottom), max(begin - first, 0)
-        part, own = block[at - top :, rest:], vectors[max(at - start, 0) : max(bottom - start, 0)]
-        share = np.zeros((step[1] - start, block.shape[1]), spec.dtype)
-        share[:, rest:] = adjoint(own) @ part
-        places.append((part, own, rest))
-        shares.append(share)
-    sums = move(DTensor(target, tuple(shares)), target.complete())
-    for (part, own, rest), total in zip(places, blocks_for(spec, sums), strict=True):
+        at, rest = min(max(top, start), bottom), min(max(begin - first, 0), block.shape[1])
+        own = vectors[max(at - start, 0) : max(bottom - start, 0)]
+        places.append((block[at - top :, rest:], own, rest))
+
+    def share(part: Array, own: Array, rest: int) -> Array:
+        made = np.zeros((len(weight), rest + part.shape[1]), spec.dtype)
+        made[:, rest:] = adjoint(own) @ part
+        return made
+
+    def reflect(part: Array, own: Array, rest: int, total: Array) -> None:
         part -= own @ (weight @ total[:, rest:])
+
+    shares = each(share, places, spec.grid, spec.largest, blas=True)
+    sums = move(DTensor(target, tuple(shares)), target.complete())
+    rows_of = [(*place, total) for place, total in zip(places, blocks_for(spec, sums), strict=True)]
+    each(reflect, rows_of, spec.grid, spec.largest, blas=True)
 
 
 def _unit(rows: tuple[int, int], columns: tuple[int, int]) -> Array:

@@ -109,7 +109,7 @@ def dstack(tup: Any) -> Any:
 @implements(np.column_stack)
 def column_stack(tup: Any) -> Any:
     """Return vectors as the columns of a matrix."""
-    return concatenate([expand_dims(x, 1) if x.ndim == 1 else x for x in _arrays(tup, "column_stack")], 1)
+    return concatenate([np.atleast_2d(x).T if x.ndim < 2 else x for x in _arrays(tup, "column_stack")], 1)
 
 
 @implements(np.block)

@@ -38,6 +38,10 @@ def _matrices(function: Any) -> Any:
             kwargs, args = {keys[0]: args[0], **kwargs}, args[1:]
         given = {key: kwargs[key] for key in keys if isinstance(kwargs.get(key), _ARRAYS)}
         check_plain(name, *args, *(value for key, value in kwargs.items() if key not in given))
+        if a.ndim < 2 and function is np.linalg.matrix_rank:
+            return astype(
+                reduce(np.logical_or, elementwise(np.not_equal, (a, 0), {}), None), np.dtype(np.intp)
+            )
         if a.ndim < 2:
             raise np.linalg.LinAlgError(
                 f"{a.ndim}-dimensional array given. Array must be at least two-dimensional"
@@ -84,7 +88,7 @@ def _matrices(function: Any) -> Any:
             x.spec.complete().replace(axes=aligned(x.shape, stack, spec.axes[:lead])) for x in held.values()
         ]
         operands, specs = [a, *held.values()], [spec, *placed]
-        results = run_local(f"linalg.{function.__name__}", kernel, operands, specs, targets)
+        results = run_local(f"linalg.{function.__name__}", kernel, operands, specs, targets, blas=True)
         return (
             type(sample)(*results)
             if several and hasattr(sample, "_fields")
@@ -181,7 +185,11 @@ def _svdvals(x: Any, /) -> DTensor:
 @_cut(np.linalg.pinv)
 def _pinv(a: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = NO_VALUE) -> DTensor:
     del hermitian
-    return tall.pinv(a, rcond if rtol is NO_VALUE else rtol)
+    if rtol is NO_VALUE:
+        return tall.pinv(a, 1e-15 if rcond is None else rcond)  # NumPy's, whatever the dtype
+    if rcond is not None:
+        raise ValueError("`rtol` and `rcond` can't be both set.")
+    return tall.pinv(a, rtol)
 
 
 @_cut(np.linalg.matrix_rank)
@@ -201,8 +209,16 @@ def _matrix_rank(A: Any, tol: Any = None, hermitian: bool = False, *, rtol: Any 
 def _cond(x: Any, p: Any = None) -> Any:
     if p in (None, 2, -2):
         s = tall.svdvals("np.linalg.cond", x)
-        return s[-1] / s[0] if p == -2 else s[0] / s[-1]
-    return norm(x, p) * norm(_inv(x), p)
+        with np.errstate(all="ignore"):
+            found = s[-1] / s[0] if p == -2 else s[0] / s[-1]
+    else:
+        _check_square(x)
+        try:
+            found = norm(x, p) * norm(_inv(x), p)
+        except np.linalg.LinAlgError:
+            return norm(x, p) * 0 + np.inf
+    where: Any = np.where
+    return where(np.isnan(found) & ~np.isnan(x).any(), np.inf, found)
 
 
 for _name in (
@@ -241,7 +257,7 @@ def solve(a: Any, b: Any) -> Any:
     placed = b.spec.complete().replace(axes=lead + [WHOLE] * (b.ndim - len(lead)))
     dtype = np.linalg.solve(np.eye(1, dtype=a.dtype), np.ones(1, b.dtype)).dtype
     target = spec_of(spec.grid, b.shape, dtype, placed.axes)
-    return run_local("linalg.solve", np.linalg.solve, [a, b], [spec, placed], (target,))[0]
+    return run_local("linalg.solve", np.linalg.solve, [a, b], [spec, placed], (target,), blas=True)[0]
 
 
 @implements(np.linalg.lstsq)

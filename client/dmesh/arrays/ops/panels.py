@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dmesh.arrays.dispatch.operands import bring
+from dmesh.arrays.dispatch.threads import each
 from dmesh.arrays.dtensor import DTensor, exchange
 from dmesh.arrays.spec import WHOLE, Bounds, Spec, spec_of
 from dmesh.arrays.transfer.mapping import Dim, Exchange, Run, plan_exchange, side
@@ -61,7 +62,8 @@ def mapped(x: DTensor, change: Callable[[Bounds, Array], Array]) -> DTensor:
     """Return an array of new blocks of the same lengths, made of each block and where it begins and ends."""
     if x._shards is None:
         return x
-    return DTensor(x.spec, tuple(map(change, x.spec.regions, x.blocks)))
+    rows = list(zip(x.spec.regions, x.blocks, strict=True))
+    return DTensor(x.spec, tuple(each(change, rows, x.spec.grid, x.spec.largest, blas=True)))
 
 
 def own_copy(x: DTensor) -> tuple[DTensor, tuple[Array, ...]]:

@@ -13,7 +13,7 @@ from dmesh.arrays.dispatch.registry import implements
 from dmesh.arrays.dispatch.ufunc import astype
 from dmesh.arrays.dtensor import DTensor
 from dmesh.arrays.indexing import read_whole
-from dmesh.arrays.ops.selection import local_elementwise, where_
+from dmesh.arrays.ops.selection import local_elementwise, typed, where_
 from dmesh.errors import UnshardableError
 
 
@@ -100,9 +100,13 @@ def select(condlist: Any, choicelist: Any, default: Any = 0) -> Any:
         raise ValueError("list of cases must be same length as list of conditions")
     if not condlist:
         raise ValueError("select with an empty condition list is not possible")
-    result = default
+    if any(np.asarray(_like(one)).dtype != np.bool_ for one in condlist):
+        raise TypeError("invalid entry in condlist: should be boolean ndarray")
+    kind = np.result_type(*typed([*choicelist, default]))
+    result = default if isinstance(default, DTensor) else np.asarray(default).astype(kind)
     for condition, choice in zip(reversed(condlist), reversed(choicelist), strict=True):
         result = where_(condition, choice, result)
+        result = result if result.dtype == kind else astype(result, kind)
     return result
 
 

@@ -119,12 +119,15 @@ def pad(array: Any, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> An
             "np.pad of sharded arrays is built for mode='constant' with one value, 'edge', 'wrap', "
             "'reflect' and 'symmetric'"
         )
+    if any(width < 0 for pair in widths for width in pair):
+        raise ValueError("index can't contain negative values")
+    value = np.asarray(values).astype(array.dtype)
     shape = tuple(n + before + after for n, (before, after) in zip(array.shape, widths, strict=True))
     target = spec_of(array.spec.grid, shape, array.dtype, array.spec.axes)
     if array._shards is None:
         result = DTensor(target, None)
     else:
-        result = from_blocks_of(target, lambda local: np.full(local, values, array.dtype))
+        result = from_blocks_of(target, lambda local: np.full(local, value, array.dtype))
         result._owned = True
     place_into(result, array, [before for before, _ in widths])
     return result

@@ -17,8 +17,9 @@ from dmesh.arrays.dispatch.operands import check_operand, grid_among
 from dmesh.arrays.dispatch.reduction import NO_VALUE, normalized_axes, reduce
 from dmesh.arrays.dispatch.registry import implements
 from dmesh.arrays.dispatch.ufunc import astype, elementwise, run_local, store
-from dmesh.arrays.dtensor import DTensor
+from dmesh.arrays.dtensor import DTensor, move
 from dmesh.arrays.ops.mappings import reshape
+from dmesh.arrays.ops.selection import where_
 from dmesh.errors import UnshardableError
 
 
@@ -123,6 +124,11 @@ def var(
         )
     if correction is not NO_VALUE:
         ddof = correction
+    if dtype is not None and np.dtype(dtype).kind not in ("c" if a.dtype.kind == "c" else "fc"):
+        raise UnshardableError(
+            f"dtype={np.dtype(dtype)} of np.var and np.std is refused for sharded arrays of {a.dtype}: "
+            "rounding the mean to it would count as deviation. Use x.astype"
+        )
     kind = np.var(np.ones(2, a.dtype), dtype=dtype).dtype
     work = np.result_type(kind, np.float32) if kind == np.float16 else kind
     wide = np.result_type(a.dtype, work)
@@ -155,6 +161,12 @@ def _abs_squared(x: DTensor) -> DTensor:
     return result
 
 
+def _root(x: DTensor, out: Any) -> Any:
+    kind = x.dtype if out is None else out.dtype  # NumPy takes the root in out=
+    result = elementwise(np.sqrt, (x if kind.kind == "f" else astype(x, kind),), {})
+    return result if out is None else store(result, out, "same_kind")
+
+
 @implements(np.std)
 def std(
     a: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0, keepdims: Any = NO_VALUE, *,
@@ -162,14 +174,15 @@ def std(
 ) -> Any:  # fmt: skip
     """Return the standard deviation."""
     found = var(a, axis, dtype, None, ddof, keepdims, where=where, mean=mean, correction=correction)
-    return finish(elementwise(np.sqrt, (found,), {}), out)
+    return _root(found, out)
 
 
 @implements(np.ptp)
 def ptp(a: Any, axis: Any = None, out: Any = None, keepdims: Any = NO_VALUE) -> Any:
     """Return the range of the values."""
     high, low = (reduce(ufunc, a, axis, keepdims=keepdims) for ufunc in (np.maximum, np.minimum))
-    return finish(elementwise(np.subtract, (high, low), {}), out)
+    result = elementwise(np.subtract, (high, low), {})
+    return result if out is None else store(result, out, "same_kind")
 
 
 @implements(np.average)
@@ -198,8 +211,16 @@ def average(
         else elementwise(np.add, (elementwise(np.multiply, (a, 0), {"dtype": kind}), weights), {})
     )
     scale = reduce(np.add, weights if weights.shape == a.shape else spread, axis, kind, None, keepdims)
+    _refuse_zeros(scale)
     found = elementwise(np.true_divide, (reduce(np.add, product, axis, kind, None, keepdims), scale), {})
     return (found, scale) if returned else found
+
+
+def _refuse_zeros(scale: DTensor) -> None:
+    zero = reduce(np.logical_or, elementwise(np.equal, (scale, 0), {}), None)
+    found = move(zero, zero.spec.replicated())
+    if found._shards is not None and found.item():
+        raise ZeroDivisionError("Weights sum to zero, can't be normalized")
 
 
 @implements(np.count_nonzero)
@@ -222,9 +243,13 @@ def replaced(a: DTensor, value: float) -> DTensor:
     return result
 
 
+def _check_inexact(dtype: Any, out: Any) -> None:
+    for name, kind in (("dtype", dtype), ("out", getattr(out, "dtype", None))):
+        if kind is not None and np.dtype(kind).kind not in "fc":
+            raise TypeError(f"If a is inexact, then {name} must be inexact")
+
+
 def _present(a: DTensor, axis: Any, keepdims: Any) -> Any:
-    if a.dtype.kind not in "fc":
-        return count_of(a, axis)
     return reduce(np.add, elementwise(np.equal, (a, a), {}), axis, np.intp, None, keepdims)
 
 
@@ -241,6 +266,9 @@ def nanmean(
     """Return the mean of the elements that are not NaN."""
     if where is not NO_VALUE:
         raise UnshardableError("where= of np.nanmean is not built: select the elements with x[mask] first")
+    if a.dtype.kind not in "fc":
+        return mean(a, axis, dtype, out, keepdims)
+    _check_inexact(dtype, out)
     kind = np.mean(np.ones(1, a.dtype), dtype=dtype).dtype
     total = reduce(np.add, replaced(a, 0.0), axis, kind, None, keepdims)
     return finish(astype(elementwise(np.true_divide, (total, _present(a, axis, keepdims)), {}), kind), out)
@@ -255,21 +283,22 @@ def nanvar(
     if where is not NO_VALUE:
         raise UnshardableError("where= of np.nanvar is not built: select the elements with x[mask] first")
     ddof = ddof if correction is NO_VALUE else correction
+    if a.dtype.kind not in "fc":
+        return var(a, axis, dtype, out, ddof, keepdims, mean=mean)
+    _check_inexact(dtype, out)
     kind = np.var(np.ones(2, a.dtype), dtype=dtype).dtype
     center = nanmean(a, axis, dtype, keepdims=True) if mean is NO_VALUE else mean
-    difference = replaced(elementwise(np.subtract, (a, center), {}), 0.0)
+    difference = elementwise(np.subtract, (a, center), {})
+    difference = where_(elementwise(np.isnan, (a,), {}), 0, difference)  # infinities leave NaN that count
     square = (
         _abs_squared(difference)
         if difference.dtype.kind == "c"
         else elementwise(np.square, (difference,), {})
     )
     total = reduce(np.add, square, axis, None, None, keepdims)
-    n = _present(a, axis, keepdims)
-    divided = elementwise(
-        np.true_divide,
-        (total, elementwise(np.subtract, (n, ddof), {}) if isinstance(n, DTensor) else n - ddof),
-        {},
-    )
+    left = elementwise(np.subtract, (_present(a, axis, keepdims), ddof), {})
+    divided = elementwise(np.true_divide, (total, left), {})
+    divided = where_(elementwise(np.less_equal, (left, 0), {}), np.nan, divided)
     return finish(astype(divided, kind), out)
 
 
@@ -279,5 +308,7 @@ def nanstd(
     where: Any = NO_VALUE, mean: Any = NO_VALUE, correction: Any = NO_VALUE,
 ) -> Any:  # fmt: skip
     """Return the standard deviation of the elements that are not NaN."""
+    if a.dtype.kind in "fc":
+        _check_inexact(dtype, out)
     found = nanvar(a, axis, dtype, None, ddof, keepdims, where=where, mean=mean, correction=correction)
-    return finish(elementwise(np.sqrt, (found,), {}), out)
+    return _root(found, out)

@@ -18,6 +18,7 @@ from dmesh.arrays.dispatch.operands import (
 )
 from dmesh.arrays.dispatch.reduction import NO_VALUE, normalized_axes, reduce
 from dmesh.arrays.dispatch.registry import implements
+from dmesh.arrays.dispatch.threads import each
 from dmesh.arrays.dispatch.ufunc import astype, elementwise, run_local, store
 from dmesh.arrays.dtensor import DTensor
 from dmesh.arrays.indexing import compress, counted, read_whole
@@ -44,7 +45,8 @@ def local_elementwise(name: str, kernel: Any, inputs: Sequence[Any], dtype: Any)
     return result
 
 
-def _typed(values: Sequence[Any]) -> list[Any]:
+def typed(values: Sequence[Any]) -> list[Any]:
+    """Return what `np.result_type` takes for operands: dtypes, and Python numbers as they are."""
     return [
         x.dtype if isinstance(x, DTensor) else x if type(x) in PYTHON_SCALARS else np.asarray(x).dtype
         for x in values
@@ -53,7 +55,7 @@ def _typed(values: Sequence[Any]) -> list[Any]:
 
 def where_(condition: Any, x: Any, y: Any) -> DTensor:
     """Return elements of one array where a condition is true, of another one elsewhere."""
-    return local_elementwise("where", np.where, [condition, x, y], np.result_type(*_typed([x, y])))
+    return local_elementwise("where", np.where, [condition, x, y], np.result_type(*typed([x, y])))
 
 
 @implements(np.where)
@@ -85,6 +87,9 @@ def clip(
     low, high = (min if a_min is None else a_min), (max if a_max is None else a_max)
     low = None if low is NO_VALUE else low
     high = None if high is NO_VALUE else high
+    if a.dtype.kind in "iu":  # as NumPy does, numbers beyond the dtype limit nothing
+        low = None if type(low) is int and low <= np.iinfo(a.dtype).min else low
+        high = None if type(high) is int and high >= np.iinfo(a.dtype).max else high
     if low is None and high is None:
         return elementwise(np.positive, (a,), {"out": None if out is None else (out,)})
     options = {"out": None if out is None else (out,), **kwargs}
@@ -92,6 +97,10 @@ def clip(
         return elementwise(np.maximum, (a, low), options)
     if low is None:
         return elementwise(np.minimum, (a, high), options)
+    if "dtype" not in kwargs:  # that of all three
+        ones = [np.ones((), x.dtype) if isinstance(x, DTensor) else x for x in (a, low, high)]
+        kind = np.clip(*ones).dtype
+        options["dtype"] = kwargs["dtype"] = None if kind.kind in "mM" else kind
     return elementwise(np.minimum, (elementwise(np.maximum, (a, low), kwargs), high), options)
 
 
@@ -218,6 +227,8 @@ def take(a: Any, indices: Any, axis: Any = None, out: Any = None, mode: str = "r
         raise UnshardableError(
             "np.take from a plain array by sharded indices: dmesh.copy_to_mesh makes it a sharded one"
         )
+    if not a.ndim and axis in (0, -1):
+        axis = None
     x, dim = (mappings.reshape(a, (a.size,)), 0) if axis is None else (a, normalized_axes(axis, a.ndim)[0])
     values = np.asarray(read_whole(indices))
     if values.dtype.kind not in "iu" and values.size:
@@ -225,6 +236,8 @@ def take(a: Any, indices: Any, axis: Any = None, out: Any = None, mode: str = "r
             f"Cannot cast array data from {values.dtype!r} to dtype('int64') according to the rule 'safe'"
         )
     n = x.shape[dim]
+    if values.size and not n:
+        raise IndexError("cannot do a non-empty take from an empty axes.")
     flat = values.reshape(-1).astype(np.intp)
     if mode == "raise":
         if flat.size and (flat.min() < -n or flat.max() >= n):
@@ -260,9 +273,8 @@ def flatnonzero(a: Any) -> Any:
     """Return the indices, in one dimension, of the elements that are not zero."""
     flat = mappings.reshape(a, (a.size,))
     flat = bring(flat, flat.spec.complete(), "np.flatnonzero")
-    spec, found = flat.spec, []
-    for (region,), block in zip(spec.regions, flat.blocks, strict=True):
-        found.append(np.flatnonzero(block) + region[0])
+    rows = [(block, start) for ((start, _),), block in zip(flat.spec.regions, flat.blocks, strict=True)]
+    found = each(lambda b, start: np.flatnonzero(b) + start, rows, flat.spec.grid, flat.spec.largest)
     return counted(flat, found)
 
 

@@ -12,6 +12,7 @@ from dmesh.arrays.creation import scattered
 from dmesh.arrays.dispatch.operands import blocks_for, check_operand, grid_among
 from dmesh.arrays.dispatch.reduction import accumulate, normalized_axes
 from dmesh.arrays.dispatch.registry import implements
+from dmesh.arrays.dispatch.threads import each
 from dmesh.arrays.dispatch.ufunc import astype, elementwise, run_local
 from dmesh.arrays.dtensor import DTensor, move
 from dmesh.arrays.indexing import compress, read_whole
@@ -33,15 +34,17 @@ def first_of_runs(x: DTensor, equal_nan: bool) -> DTensor:
     before = pick(x, [Pick(len(ends), np.array(ends, np.intp))], [WHOLE])
     if x._shards is None:
         return DTensor(target, None)
-    made = []
-    for region, block, last in zip(spec.regions, x.blocks, blocks_for(spec, before), strict=True):
+
+    def first(region: Any, block: Any, last: Any) -> Any:
         mask = np.ones(len(block), bool)
         mask[1:] = _differ(block[1:], block[:-1], equal_nan)
         if len(block) and region[0][0]:
             at = ends.index(region[0][0] - 1)
             mask[:1] = _differ(block[:1], last[at : at + 1], equal_nan)
-        made.append(mask)
-    return DTensor(target, tuple(made))
+        return mask
+
+    rows = list(zip(spec.regions, x.blocks, blocks_for(spec, before), strict=True))
+    return DTensor(target, tuple(each(first, rows, spec.grid, spec.largest)))
 
 
 def _differ(a: Any, b: Any, equal_nan: bool) -> Any:

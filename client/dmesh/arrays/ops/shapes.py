@@ -12,7 +12,7 @@ import numpy as np
 from dmesh.arrays.creation import from_blocks_of
 from dmesh.arrays.dispatch.operands import aligned, bring, check_operand, choose_axes
 from dmesh.arrays.dispatch.registry import implements
-from dmesh.arrays.dispatch.ufunc import astype, can_cast, store
+from dmesh.arrays.dispatch.ufunc import astype, store
 from dmesh.arrays.dtensor import DTensor
 from dmesh.arrays.ops import mappings
 from dmesh.arrays.ops.mappings import map_blocks, moved_dims
@@ -229,11 +229,8 @@ def copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = True) ->
             "np.copyto writes to a sharded array, or from plain to plain; x.full() is the whole array"
         )
     check_operand(src, "np.copyto")
-    source = src.dtype if isinstance(src, (DTensor, np.ndarray, np.generic)) else np.min_scalar_type(src)
-    if not can_cast(source, dst.dtype, casting):
-        raise TypeError(
-            f"Cannot cast array data from {source!r} to {dst.dtype!r} according to the rule {casting!r}"
-        )
+    kind: Any = casting
+    np.copyto(np.empty((), dst.dtype), np.empty((), src.dtype) if isinstance(src, DTensor) else src, kind)
     if where is True:
         dst[...] = src
         return
@@ -279,5 +276,6 @@ def full_like(
 ) -> Any:  # fmt: skip
     """Return an array of the same shape and layout, filled with a number."""
     made = _like(np.zeros)(a, dtype, order, subok, shape, device=device)
-    made[...] = fill_value
+    number = np.full_like(np.empty((), made.dtype), fill_value) if np.ndim(fill_value) == 0 else fill_value
+    made[...] = fill_value if isinstance(fill_value, DTensor) else number
     return made

@@ -13,6 +13,7 @@ import numpy as np
 
 from dmesh.arrays import ledger
 from dmesh.arrays.dispatch.operands import bring
+from dmesh.arrays.dispatch.threads import each
 from dmesh.arrays.dispatch.ufunc import astype, elementwise, run_local
 from dmesh.arrays.dtensor import DTensor, exchange, move
 from dmesh.arrays.ops.contraction import matmul
@@ -50,17 +51,18 @@ def tsqr(name: str, a: DTensor) -> tuple[DTensor, DTensor]:
     plan = plan_exchange(spec, dims, ())
     few = min(spec.shape)
     q_spec, r_spec = spec.replace(shape=(spec.shape[0], few)), spec_of(spec.grid, (few, columns), kind)
-    parts = None if x._shards is None else [np.linalg.qr(block) for block in x.blocks]
+    nbytes, grid = spec.largest, spec.grid
+    parts = (
+        None if x._shards is None else each(np.linalg.qr, [(b,) for b in x.blocks], grid, nbytes, blas=True)
+    )
     tops = DTensor(spec, None if parts is None else tuple(r for _, r in parts))
     stack = exchange(tops, plan, stacked)
     if parts is None:
         return DTensor(q_spec, None), DTensor(r_spec, None)
     rotation, r = np.linalg.qr(stack.blocks[0])
-    made = []
-    for slot, (q, _) in zip(spec.slots, parts, strict=True):
-        low, high = cuts[slot[0] if slot else 0]
-        made.append(q @ rotation[low:high])
-    return DTensor(q_spec, tuple(made)), DTensor(r_spec, (r,))
+    turns = [rotation[slice(*cuts[slot[0] if slot else 0])] for slot in spec.slots]
+    rows = [(q, turn) for (q, _), turn in zip(parts, turns, strict=True)]
+    return DTensor(q_spec, tuple(each(np.matmul, rows, grid, nbytes, blas=True))), DTensor(r_spec, (r,))
 
 
 def _adjoint(x: DTensor) -> DTensor:
@@ -113,14 +115,14 @@ def qr(a: DTensor, mode: str) -> Any:
         )
     name, (rows, columns) = "np.linalg.qr", a.shape
     q: DTensor | None
-    if mode == "complete" and rows > columns:
+    if mode == "complete" and rows > columns and _is_tall(a.spec):
         thin, top = tsqr(name, a)
         q, below = _completed(name, thin), (rows - columns, columns)
         (r,) = _small(
             "linalg.qr", lambda b: np.concatenate([b, np.zeros(below, b.dtype)]), top, (a.shape, top.dtype)
         )
     else:
-        q, r = tsqr(name, a) if _is_tall(a.spec) else householder(name, a, wants_q=mode != "r")
+        q, r = tsqr(name, a) if _is_tall(a.spec) else householder(name, a, mode)
     result: Any = type(np.linalg.qr(np.eye(1)))
     return r if mode == "r" else result(q, r)
 
