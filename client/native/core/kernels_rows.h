@@ -6,7 +6,7 @@ enum {
     ROW_GROUP = 256,      /* bytes of the lanes: several vectors, for an addition takes cycles */
     ROW_PASSES = 16,      /* elements of a lane in a block */
     ROW_KEPT = 64,        /* bytes of the lanes that a block's sum keeps */
-    ROW_LEVELS = 48,      /* a row has less than 2^48 blocks */
+    ROW_LEVELS = 48,      /* a row has fewer than 2^48 blocks */
     ROW_AHEAD = 2 * 4096, /* bytes; the CPU's own prefetching stops at the end of each page */
     ROW_LINE = 64,
 };

@@ -113,7 +113,8 @@ def reduce_among(
         reduced = call(group, group.requests.make("all_reduce", array, out, op=op, compress=None))
         ledger.count("all_reduce", 2 * array.nbytes * (group.size - 1) // group.size)
         return reduced
-    request = group.requests.make("reduce_scatter", array, out, op=op, axis=0, counts=tuple(counts))
+    lengths = None if len(set(counts)) == 1 else tuple(counts)
+    request = group.requests.make("reduce_scatter", array, out, op=op, axis=0, counts=lengths)
     ledger.count("reduce_scatter", array.nbytes * (group.size - 1) // group.size)
     return call(group, request)
 
