@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-ABI = 12
+ABI = 13
 """`DMESH_NATIVE_ABI` of client/native/python/module.h: the module that this Python code was written for."""
 
 _MODULE = "dmesh._native"
@@ -367,6 +367,13 @@ class Core(Protocol):
     """Makes a public function whose usual calls run natively; see `dmesh.collectives.api`."""
     PlannedCall: type[PlannedCall]
     """Base of plans whose calls run natively; see `dmesh.collectives.persistent`."""
+
+    def sum_rows(self, rows: NDArray[Any], /) -> NDArray[Any] | None:
+        """Return the sum of each row of a matrix in C order, of float16, float32 or float64.
+
+        Sums are pairwise, as accurate as NumPy's, and have the same bits on every CPU. Those of float16 are
+        float32. None if one is infinite or NaN. Other threads run in the meantime.
+        """
 
 
 def core() -> Core | None:

@@ -12,6 +12,11 @@ from dmesh.arrays.dispatch.reduction import reduce_block
 ONE, TWO = WORLDS[0], WORLDS[3]
 
 
+@pytest.fixture(params=["auto", "0"], ids=["native", "without the native core"], autouse=True)
+def _native(request, monkeypatch):
+    monkeypatch.setenv("DMESH_NATIVE", request.param)
+
+
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 @pytest.mark.parametrize("length", [1 << 16, 100_003])
 def test_a_large_sum_is_as_accurate_as_numpys(dtype, length):
@@ -33,11 +38,54 @@ def test_sums_along_any_dimensions_equal_numpys(dtype, dims, order, keepdims):
     found = reduce_block(np.add, values, dims, None, keepdims)
     expected = np.add.reduce(values, axis=dims, keepdims=keepdims)
     assert found.dtype == expected.dtype
-    if dtype == "f2":
-        np.testing.assert_array_equal(found, expected)  # the same way
-    else:
-        np.testing.assert_allclose(found, expected, rtol=0)
+    np.testing.assert_array_equal(found, expected)
     assert np.shape(found) == np.shape(expected)
+
+
+def test_sums_of_float16_are_rounded_once():
+    values = np.random.default_rng(0).random((5, 40_001)).astype("f2")
+    exact = np.array([math.fsum(row.tolist()) for row in values])
+    for dtype in (None, "f4", "f8"):
+        found = reduce_block(np.add, values, (1,), dtype, False)
+        assert found.dtype == np.dtype(dtype or "f2")
+        assert (
+            abs(found - exact) <= abs(np.spacing(exact.astype(found.dtype))) * (1 if dtype is None else 20)
+        ).all()
+
+
+@pytest.mark.parametrize("value", [np.inf, 60_000])
+def test_an_infinite_sum_of_float16_is_numpys(value):
+    values = np.zeros((3, 50_000), "f2")
+    values[1, :2] = value
+    with np.errstate(over="ignore"):
+        found, expected = reduce_block(np.add, values, (1,), None, False), np.add.reduce(values, axis=1)
+    np.testing.assert_array_equal(found, expected)
+    with np.errstate(over="raise"):
+        if value == np.inf:
+            reduce_block(np.add, values, (1,), None, False)
+        else:
+            with pytest.raises(FloatingPointError):
+                reduce_block(np.add, values, (1,), None, False)
+
+
+def test_a_narrower_dtype_is_numpys():
+    values = np.random.default_rng(0).random(70_001) * 1e30
+    values[:2] = 1e300, -1e300
+    with np.errstate(all="ignore"):
+        found = reduce_block(np.add, values, (0,), "f4", False)
+        expected = np.add.reduce(values, dtype="f4")
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_sums_do_not_depend_on_the_address():
+    values = np.random.default_rng(3).normal(size=80_001)
+    sums = {float(reduce_block(np.add, values, (0,), None, False))}
+    for offset in (8, 16, 40):
+        moved = np.empty(values.nbytes + offset, np.uint8)[offset:].view("f8")
+        moved[...] = values
+        sums.add(float(reduce_block(np.add, moved, (0,), None, False)))
+    assert len(sums) == 1
 
 
 @pytest.mark.parametrize("row", ["zeros", "minus zeros", "nan", "inf", "minus inf", "cancels"])

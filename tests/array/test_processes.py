@@ -120,6 +120,33 @@ with dmesh.session() as me:
     dmesh.empty(2**20, shared=True)  # something is left to share
     print("all the same", flush=True)
 """
+REDUCED = """
+import numpy as np
+import dmesh
+from dmesh import Layout
+from dmesh.arrays.transfer import execute
+from dmesh.collectives.communicator import Communicator
+from dmesh.runtime import context
+
+with dmesh.session(num_logical_cpu_devices=2) as me:
+    execute._FRESH = 1 << 20
+    mesh = dmesh.create_distributed_mesh([("x", 2), ("y", 2)])
+    values = np.arange(2.0**19).reshape(512, 1024) % 1000
+    x = dmesh.copy_to_mesh(values, Layout(["unsharded", "x"], mesh))
+    expected = values @ values.T
+    registered = context.current().get(Communicator).pool._registered
+    kept = []
+    for layout in 3 * [Layout(["x", "unsharded"], mesh), Layout.replicated(mesh, 2)]:
+        product = x @ x.T  # a contribution of 2 MiB on each device
+        assert product.partial
+        result = dmesh.relayout(product, layout)
+        assert all(registered.contains(block) for block in result.to_local())
+        result += 1
+        assert (product.full() == expected).all()
+        kept.append(result)
+    assert all((each.full() == expected + 1).all() for each in kept)
+    print("all the same", flush=True)
+"""
 ALONE = """
 import dmesh
 
@@ -149,6 +176,13 @@ def test_operations_between_processes(clients, devices, native):
 
 def test_blocks_that_clients_have_in_common_are_copied_before_they_are_written_to():
     with run_clients(2, COMMON, environ={"DMESH_SHARED_MEMORY": "64"}) as started:
+        for client in started.values():
+            client.wait_for("all the same")
+            assert client.wait() == 0
+
+
+def test_large_results_of_reductions_lie_in_memory_that_is_kept_for_later_ones():
+    with run_clients(2, REDUCED, environ={"DMESH_NATIVE": "1"}) as started:
         for client in started.values():
             client.wait_for("all the same")
             assert client.wait() == 0

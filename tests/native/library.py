@@ -104,6 +104,8 @@ class Kernels:
             ctypes.c_uint,
         ]
         library.dmesh_reduce.restype = None
+        library.dmesh_row_sums_for.argtypes = [ctypes.c_int, ctypes.c_int]
+        library.dmesh_row_sums_for.restype = ctypes.CFUNCTYPE(None, pointer, size, size, pointer)
         for copy in (library.dmesh_copy, library.dmesh_copy_stream):
             copy.argtypes, copy.restype = [pointer, pointer, size], None
         self._dtypes = enumerators("dmesh_dtype")
@@ -115,6 +117,16 @@ class Kernels:
         name = "BF16" if dtype.name == "bfloat16" else NAMES[dtype]
         address = self._library.dmesh_kernel_for(self._dtypes[name], self._ops[op.upper()], self._isas[isa])
         return None if address is None else Kernel(self._library, address)
+
+    def row_sums(self, rows: NDArray[Any], isa: str = "ISA_BEST") -> NDArray[Any] | None:
+        """Returns the sum of each row of a matrix in C order, or None if there is no kernel for its dtype."""
+        add = self._library.dmesh_row_sums_for(self._dtypes[NAMES[rows.dtype]], self._isas[isa])
+        if not add:
+            return None
+        assert rows.flags.c_contiguous
+        sums = np.empty(len(rows), np.result_type(rows.dtype, np.float32))
+        add(rows.ctypes.data, *rows.shape, sums.ctypes.data)
+        return sums
 
     def copy(self, to: NDArray[Any], source: NDArray[Any], *, stream: bool = False) -> None:
         """Copies, into the caches or past them."""

@@ -95,6 +95,21 @@ int main(void) {
             }
         }
     }
+    for (int isa = DMESH_ISA_BEST; isa <= DMESH_ISA_BASELINE; isa++) {
+        for (int dtype = DMESH_F16; dtype <= DMESH_F64; dtype++) {
+            const dmesh_row_sums add = dmesh_row_sums_for((enum dmesh_dtype)dtype, (enum dmesh_isa)isa);
+            const size_t item = dtype == DMESH_F16 ? 2 : dtype == DMESH_F32 ? 4 : 8;
+            for (size_t length = 0; add && length < 4000; length = length < 70 ? length + 1 : 2 * length - 60) {
+                for (size_t rows = 1; rows <= 3; rows++) {
+                    struct array from = make(rows * length * item), to = make(rows * (item < 4 ? 4 : item));
+                    add(from.content, rows, length, to.content);
+                    free(from.memory);
+                    free(to.memory);
+                    runs++;
+                }
+            }
+        }
+    }
     for (size_t size = 0; size < 300; size++) {
         struct array to = make(size), from = make(size);
         (size % 2 ? dmesh_copy : dmesh_copy_stream)(to.content, from.content, size);

@@ -34,7 +34,10 @@ struct dmesh_kernel {
     dmesh_pass finish; /* out = result of the accumulator in[0] */
 };
 
-typedef const struct dmesh_kernel dmesh_kernel_table[DMESH_DTYPES][DMESH_OPS];
+typedef const struct {
+    struct dmesh_kernel folds[DMESH_DTYPES][DMESH_OPS];
+    dmesh_row_sums row_sums[DMESH_DTYPES];
+} dmesh_kernel_table;
 
 /* The same kernels, compiled for several kinds of CPUs. */
 extern dmesh_kernel_table dmesh_kernels_baseline;
@@ -126,6 +129,10 @@ typedef struct __attribute__((packed, may_alias)) {
 #include "kernels_integers.h"
 #include "kernels_floats.h"
 #include "kernels_fp16.h"
+#include "kernels_rows.h"
+
+/* All kernels, for the file's CPU. */
+#define DMESH_KERNELS {.folds = {INTEGER_TABLES, FLOAT_TABLES, HALF_TABLES}, .row_sums = {ROW_SUMS}}
 
 #endif
 

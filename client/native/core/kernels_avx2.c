@@ -9,5 +9,5 @@
 #define DMESH_FUSED_MULTIPLY_ADD
 #include "kernels.h"
 
-dmesh_kernel_table dmesh_kernels_avx2 = {INTEGER_TABLES, FLOAT_TABLES, HALF_TABLES};
+dmesh_kernel_table dmesh_kernels_avx2 = DMESH_KERNELS;
 #endif

@@ -5,4 +5,4 @@
 #endif
 #include "kernels.h"
 
-dmesh_kernel_table dmesh_kernels_baseline = {INTEGER_TABLES, FLOAT_TABLES, HALF_TABLES};
+dmesh_kernel_table dmesh_kernels_baseline = DMESH_KERNELS;

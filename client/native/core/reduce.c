@@ -28,7 +28,9 @@ static dmesh_kernel_table *table_for_this_cpu(void) {
     return &dmesh_kernels_baseline;
 }
 
-static dmesh_kernel_table *best_table(void) {
+static dmesh_kernel_table *table_of(enum dmesh_isa isa) {
+    if (isa == DMESH_ISA_BASELINE)
+        return &dmesh_kernels_baseline;
     /* Asked once, because a virtual machine takes microseconds to answer; twice does no harm. */
     static dmesh_kernel_table *_Atomic known;
     dmesh_kernel_table *table = atomic_load_explicit(&known, memory_order_relaxed);
@@ -42,9 +44,12 @@ static dmesh_kernel_table *best_table(void) {
 const dmesh_kernel *dmesh_kernel_for(enum dmesh_dtype dtype, enum dmesh_op op, enum dmesh_isa isa) {
     if ((unsigned)dtype >= DMESH_DTYPES || (unsigned)op >= DMESH_OPS)
         return NULL;
-    dmesh_kernel_table *table = isa == DMESH_ISA_BASELINE ? &dmesh_kernels_baseline : best_table();
-    const dmesh_kernel *kernel = &(*table)[dtype][op];
+    const dmesh_kernel *kernel = &table_of(isa)->folds[dtype][op];
     return kernel->item ? kernel : NULL;
+}
+
+dmesh_row_sums dmesh_row_sums_for(enum dmesh_dtype dtype, enum dmesh_isa isa) {
+    return (unsigned)dtype < DMESH_DTYPES ? table_of(isa)->row_sums[dtype] : NULL;
 }
 
 size_t dmesh_kernel_input_size(const dmesh_kernel *kernel) { return (size_t)kernel->item * kernel->lanes; }

@@ -1,4 +1,4 @@
-/* Reductions of arrays in memory: the arithmetic of the collectives.
+/* Reductions of arrays in memory: the arithmetic of the collectives, and sums within an array.
  *
  * A kernel folds the same elements of several inputs, in the order of the inputs, and writes the result to
  * several outputs. It reads every input once and writes every output once. The results have the same bits as
@@ -61,5 +61,15 @@ size_t dmesh_kernel_output_size(const dmesh_kernel *kernel);
  * returns, they are visible to any thread that sees a later store of this one. */
 void dmesh_reduce(const dmesh_kernel *kernel, const void *const *inputs, unsigned ways, void *const *outputs,
                   unsigned outs, size_t count, int streams);
+
+/* Adds the `length` elements of each of `count` rows, which follow each other in memory, and writes the sums. No pointer
+ * needs to be aligned.
+ *
+ * Sums are pairwise, with the error bound of NumPy's, and have the same bits on every CPU and at every address. A sum of
+ * zeros is +0.0, as NumPy's is. Sums of float16 are float32. */
+typedef void (*dmesh_row_sums)(const void *rows, size_t count, size_t length, void *sums);
+
+/* Returns NULL for all dtypes but DMESH_F16, DMESH_F32 and DMESH_F64. */
+dmesh_row_sums dmesh_row_sums_for(enum dmesh_dtype dtype, enum dmesh_isa isa);
 
 #endif

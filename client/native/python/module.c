@@ -1,4 +1,4 @@
-/* The module dmesh._native: `abi`, `build`, and the types. */
+/* The module dmesh._native: `abi`, `build`, `sum_rows`, and the types. */
 #define DMESH_FILLS_NUMPY_TABLE
 #include "module.h"
 
@@ -96,6 +96,11 @@ static int module_clear(PyObject *module) {
 
 static void module_free(void *module) { (void)module_clear((PyObject *)module); }
 
+static PyMethodDef module_methods[] = {
+    {"sum_rows", dmesh_sum_rows, METH_O, "sum_rows(rows, /)\n--\n\nReturn the sum of each row of a matrix."},
+    {NULL, NULL, 0, NULL},
+};
+
 static PyModuleDef_Slot module_slots[] = {
     {Py_mod_exec, module_exec},
 #ifdef Py_mod_multiple_interpreters
@@ -114,6 +119,7 @@ static struct PyModuleDef module_definition = {
     .m_name = "dmesh._native",
     .m_doc = "The native core of dmesh. Ask dmesh.native.core() for it, which decides whether it is used.",
     .m_size = sizeof(dmesh_state),
+    .m_methods = module_methods,
     .m_slots = module_slots,
     .m_traverse = module_traverse,
     .m_clear = module_clear,

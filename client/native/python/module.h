@@ -23,7 +23,7 @@
 
 /* Grows with every change after which Python code written for the old module would misuse the new one, or the other
  * way round. dmesh/native.py has the same number and refuses a module with another one. */
-#define DMESH_NATIVE_ABI 12
+#define DMESH_NATIVE_ABI 13
 
 /* Types of one interpreter's copy of the module. New members go into traverse and clear in module.c, too. */
 typedef struct {
@@ -41,5 +41,7 @@ static inline dmesh_state *dmesh_state_of(PyObject *module) { return (dmesh_stat
 
 /* Types of the module; client/dmesh/_native.pyi declares them for Python. */
 extern PyType_Spec dmesh_registered_spec, dmesh_endpoint_spec, dmesh_fast_path_spec, dmesh_planned_call_spec;
+
+PyObject *dmesh_sum_rows(PyObject *module, PyObject *rows);
 
 #endif

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dmesh import native
 from dmesh.arrays.dispatch.operands import aligned, blocks_for, check_operand, free_axes, slots_for
 from dmesh.arrays.dispatch.threads import LARGE
 from dmesh.arrays.dispatch.ufunc import MOST_PLANS, asked_dtype, check_out, elementwise, run_local, store
@@ -23,10 +24,12 @@ NO_VALUE: Any = np._NoValue
 """What NumPy's functions pass for an argument that was not given."""
 
 
-_ROW_BYTES = 1024
-"""What a fast sum adds in vectors, one after another: so little that its errors are those of `np.sum`."""
-_FAST_FROM = 1 << 18
-"""Bytes of a block from which a fast sum pays."""
+_ADDED_IN = {np.dtype(kind): np.dtype(wide) for kind, wide in (("f2", "f4"), ("f4", "f4"), ("f8", "f8"))}
+"""Dtypes that the native core adds, and those of its sums."""
+_NATIVE_FROM = 1 << 18
+"""Bytes of a block from which the native core adds it."""
+_ROW_FROM = 512
+"""Bytes of a row from which the native core adds it faster than NumPy."""
 
 
 # Reductions -------------------------------------------------------------------------------------------------
@@ -48,19 +51,30 @@ def is_kept(keepdims: Any) -> bool:
 def reduce_block(
     ufunc: np.ufunc, block: NDArray[Any], dims: tuple[int, ...], dtype: Any, keepdims: bool, **options: Any
 ) -> Any:
-    """Return `ufunc.reduce` of a block; sums of large float32 and float64 blocks are made by a faster way.
-
-    `np.einsum` adds rows with vector instructions, which `np.sum` does not. Rows are short and their sums are
-    added in pairs, so that results are as accurate; those that could differ in more than the last bits, or
-    about which NumPy would warn (zeros, infinities, NaN), are left to `np.sum`.
-    """
-    if ufunc is np.add and block.nbytes >= _FAST_FROM and block.dtype.char in "fd" and not options:
-        rows = _rows(block, dims) if dtype is None or np.dtype(dtype) == block.dtype else None
-        if rows is not None:
-            return _sum_rows(rows).reshape(
+    """Return `ufunc.reduce` of a block; large sums of floats are the native core's, if there is one."""
+    if ufunc is np.add and block.nbytes >= _NATIVE_FROM and block.dtype in _ADDED_IN and not options:
+        sums = _native_sums(block, dims, block.dtype if dtype is None else np.dtype(dtype))
+        if sums is not None:
+            return sums.reshape(
                 [1 if dim in dims else n for dim, n in enumerate(block.shape) if keepdims or dim not in dims]
             )
     return ufunc.reduce(block, axis=dims, dtype=dtype, keepdims=keepdims, **options)
+
+
+def _native_sums(block: NDArray[Any], dims: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:
+    """Return the sums over some dimensions, one after the other; None if they are left to NumPy.
+
+    Sums that are infinite or NaN are, because NumPy may warn about them.
+    """
+    rows, core = _rows(block, dims), native.core()
+    if rows is None or core is None or dtype not in (block.dtype, _ADDED_IN[block.dtype]):
+        return None
+    sums = core.sum_rows(rows)
+    if sums is None or sums.dtype == dtype:
+        return sums
+    with np.errstate(over="ignore"):
+        sums = sums.astype(dtype)
+    return sums if np.isfinite(sums).all() else None
 
 
 def _rows(block: NDArray[Any], dims: tuple[int, ...]) -> NDArray[Any] | None:
@@ -71,22 +85,7 @@ def _rows(block: NDArray[Any], dims: tuple[int, ...]) -> NDArray[Any] | None:
             return None
         block = block.T
     length = math.prod(block.shape[kept:])
-    return block.reshape(-1, length) if length * block.itemsize >= 2 * _ROW_BYTES else None
-
-
-def _sum_rows(rows: NDArray[Any]) -> NDArray[Any]:
-    """Return the sum of each row of a matrix."""
-    short = _ROW_BYTES // rows.itemsize
-    cut = rows.shape[1] - rows.shape[1] % short
-    parts = np.einsum("ijk->ij", rows[:, :cut].reshape(len(rows), -1, short))
-    with np.errstate(all="ignore"):
-        sums = np.add.reduce(parts, axis=1)
-        if cut < rows.shape[1]:
-            sums += np.add.reduce(rows[:, cut:], axis=1)
-    special = ~np.isfinite(sums) | (sums == 0)
-    if special.any():
-        sums[special] = np.add.reduce(rows[special], axis=1)
-    return sums  # type: ignore[no-any-return]
+    return block.reshape(-1, length) if length * block.itemsize >= _ROW_FROM else None
 
 
 def reduce(

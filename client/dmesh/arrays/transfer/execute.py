@@ -12,12 +12,15 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from dmesh.arrays import ledger
-from dmesh.arrays.grid import RECYCLED
+from dmesh.arrays.grid import RECYCLED, Grid
 from dmesh.arrays.transfer.mapping import Exchange, Piece
 from dmesh.collectives.counts import known_exchange
 from dmesh.collectives.group import Group
 from dmesh.collectives.request import Request
 from dmesh.collectives.shared_results import common_memory
+
+_FRESH = 32 << 20
+"""Bytes from which `malloc` returns fresh pages each time."""
 
 Array = NDArray[Any]
 Shards = tuple[Array, ...]
@@ -112,13 +115,19 @@ def call(group: Group, request: Request) -> Array:
     return result
 
 
-def reduce_among(group: Group, array: Array, op: Any, counts: Sequence[int] | None = None) -> Array:
-    """Reduce a flat array among clients; with counts, each gets its block of the result."""
+def reduce_among(
+    grid: Grid, axes: tuple[int, ...], array: Array, op: Any, counts: Sequence[int] | None = None
+) -> Array:
+    """Reduce a flat array along some dimensions of the mesh; with counts, each client gets its block."""
+    group = grid.group(axes)
+    size, least = (array.size, RECYCLED) if counts is None else (counts[group.rank], _FRESH)
+    out = grid.empty((size,), array.dtype) if size * array.itemsize >= least else None
     if counts is None:
-        reduced = call(group, group.requests.make("all_reduce", array, op=op, compress=None))
+        reduced = call(group, group.requests.make("all_reduce", array, out, op=op, compress=None))
         ledger.count("all_reduce", 2 * array.nbytes * (group.size - 1) // group.size)
         return reduced
-    request = group.requests.make("reduce_scatter", array, op=op, axis=0, counts=tuple(counts))
+    lengths = None if len(set(counts)) == 1 else tuple(counts)
+    request = group.requests.make("reduce_scatter", array, out, op=op, axis=0, counts=lengths)
     ledger.count("reduce_scatter", array.nbytes * (group.size - 1) // group.size)
     return call(group, request)
 

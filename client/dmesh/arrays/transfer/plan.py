@@ -80,7 +80,6 @@ class Reduce:
         assert lines is not None
         clients = lines[grid.client].clients
         if len(clients) > 1:
-            group = grid.group(self.axes)
             op: Any = fold if source.op in _LOCAL_NAMES else source.op
             if self.scatter >= 0:
                 blocks = [
@@ -89,15 +88,14 @@ class Reduce:
                 ]
                 flat = _joined([block for each in blocks for block in each])
                 counts = [sum(block.size for block in each) for each in blocks]
-                mine = reduce_among(group, flat, op, counts)
+                mine = reduce_among(grid, self.axes, flat, op, counts)
                 own, at, found = blocks[clients.index(grid.client)], 0, {}
                 names = [(key, place[0]) for key in keys for place in lines[grid.client].places]
                 for name, block in zip(names, own, strict=True):
                     found[name] = mine[at : at + block.size].reshape(block.shape)
                     at += block.size
                 return tuple(found[self._name(slot)] for slot in target.slots)
-            flat = np.concatenate([folded[key].reshape(-1) for key in keys])
-            flat, at = reduce_among(group, flat, op), 0
+            flat, at = reduce_among(grid, self.axes, _joined([folded[key] for key in keys]), op), 0
             for key in keys:
                 size, shape = folded[key].size, folded[key].shape
                 folded[key] = flat[at : at + size].reshape(shape)
@@ -161,6 +159,8 @@ class Move:
 
 def _joined(blocks: Sequence[Array]) -> Array:
     """Return the elements of blocks, one block after the other; without a copy if they lie so in memory."""
+    if len(blocks) == 1:
+        return blocks[0].reshape(-1)
     base, at = blocks[0].base, blocks[0].ctypes.data
     for block in blocks:
         if base is None or block.base is not base or block.ctypes.data != at or not block.flags.c_contiguous:
