@@ -95,7 +95,7 @@ def test_a_worker_that_the_nanny_has_started_again_takes_its_place(client):
 
 
 def test_a_rank_that_computes_on_is_given_up_and_fails_at_its_next_call(client, tmp_path):
-    with pytest.raises(RankFailedError, match=r"(?s)^rank 1 .*had not ended yet: rank 0"):
+    with pytest.raises(RankFailedError, match=r"(?s)^rank 1 .*still running: rank 0"):
         dmesh.launch(programs.computes_on, (1, str(tmp_path)), n=2, on=client)
     (tmp_path / "go").touch()
     eventually((tmp_path / "0").exists)
@@ -169,7 +169,7 @@ async def test_an_asynchronous_client_is_refused(scheduler):
     import distributed
 
     async with distributed.Client(scheduler, asynchronous=True) as client:
-        with pytest.raises(ArgumentTypeError, match="make one without asynchronous=True"):
+        with pytest.raises(ArgumentTypeError, match="Create the client without asynchronous=True"):
             dmesh.launch(programs.sums, (1,), n=2, on=client)
 
 
