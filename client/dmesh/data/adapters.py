@@ -25,7 +25,7 @@ def from_torch(source: Any) -> Node:
     """Returns a source of the elements of a PyTorch `DataLoader` or `Dataset`, with arrays for tensors.
 
     Raises:
-        ArgumentTypeError: It is neither.
+        ArgumentTypeError: `source` is neither.
     """
     readable = hasattr(source, "__iter__") or (hasattr(source, "__getitem__") and hasattr(source, "__len__"))
     if not readable or isinstance(source, Iterator | Mapping | str | np.ndarray):
@@ -118,12 +118,12 @@ def from_huggingface(source: Any, columns: Iterable[str] | None = None) -> Node:
     """Returns a source of the rows of a Hugging Face dataset, as dicts of arrays.
 
     Raises:
-        ArgumentTypeError: It is none, or a dict of splits.
+        ArgumentTypeError: `source` is not a Hugging Face dataset, or is a dict of splits.
         DatasetError: A column does not exist.
     """
     if isinstance(source, Mapping):
         raise ArgumentTypeError(
-            f"this is a dict of the splits {', '.join(map(str, source))}; hand over one of them"
+            f"from_huggingface() takes one split, got a dict of the splits {', '.join(map(str, source))}"
         )
     if not hasattr(source, "with_format"):
         raise ArgumentTypeError(
@@ -152,6 +152,6 @@ def _columns(row: Mapping[str, Any], what: str) -> Any:
         return as_element(dict(row), what)
     except ArgumentTypeError as error:
         raise ArgumentTypeError(
-            f"{error}. Leave such a column out with columns=[...], or make its rows equally long with "
-            "the dataset's own map()"
+            f"{error}. Omit the column with columns=[...], or pad its rows to equal lengths with the "
+            "dataset's own map()"
         ) from error

@@ -20,7 +20,7 @@ __all__ = ["Batch", "cut", "NoRows", "rows_of"]
 
 @dataclass(frozen=True, eq=False)
 class Batch(Transform):
-    """Makes one element of several, of which each is a row."""
+    """Stacks several elements as the rows of one."""
 
     size: int
     """Number of rows."""
@@ -103,15 +103,15 @@ def rows_of(element: Any, what: str) -> int:
 
     Args:
         element: Some arrays.
-        what: Name of the operation that needs it, for messages.
+        what: Name of the calling operation, for messages.
 
     Raises:
-        DatasetError: An array has no dimension, or another length than the others.
+        DatasetError: An array has no dimension, or the lengths differ.
     """
     lengths = [leaf.shape[0] if leaf.ndim else None for leaf in flatten(element)]
     if not lengths or None in lengths:
         raise DatasetError(
-            f"{what} needs arrays with rows, but the element has "
+            f"{what} needs batches, but an element of the dataset has "
             f"{'no arrays' if not lengths else 'an array without dimensions'}. Call batch() on the dataset "
             "first"
         )

@@ -1,8 +1,8 @@
-"""The execution of a pipeline: cursors over the keys of elements, and tables that make elements of keys.
+"""Execution of a pipeline: cursors over the keys of elements, and tables that make elements from keys.
 
-A cursor is one reading of a node. It yields *keys*: numbers of rows where the source has random access, else
-the elements themselves. Transforms that choose or order elements work on keys and copy no data. The cursor's
-table makes an element of a key, or a batch of many keys at once, when it is needed.
+A cursor is one reading of a node. It yields *keys*: row numbers if the source has random access, else the
+elements themselves. Transforms that select or reorder elements work on keys and copy no data. The cursor's
+table makes an element from a key, or a batch from many keys, when it is needed.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ __all__ = [
 ]
 
 Keys = range | NDArray[np.int64] | list[Any]
-"""Keys in order: a span of row numbers, row numbers, or keys of any kind."""
+"""Keys in order: a range or an array of row numbers, or a list of keys of any kind."""
 
 _SKIPPED = 4096
-"""Keys that a cursor reads at once to skip them."""
+"""Number of keys that a cursor reads at once when it skips."""
 
 
 def join(blocks: list[Keys]) -> Keys:
@@ -78,22 +78,22 @@ class Table(ABC):
     size: int | None = None
     """Number of rows, if the keys are row numbers from 0."""
     cheap = False
-    """True if an element costs next to nothing, as views do."""
+    """True if making an element costs almost nothing, as for views."""
     parallel = 1
-    """Number of elements that are worth making at once."""
+    """Number of elements to make concurrently."""
     rows: Table | None = None
-    """Table of the rows, if each element is a batch of rows of it; then a key is the rows' `Keys`."""
+    """If each element is a batch: the table of its rows. A key is then the `Keys` of the rows."""
 
     @abstractmethod
     def get(self, key: Any) -> Any:
         """Returns one element."""
 
     def submit(self, key: Any) -> Callable[[], Any]:
-        """Begins to make an element, where that can go on meanwhile; returns a function that waits for it."""
+        """Starts making an element, in the background if possible; returns a function that waits for it."""
         return partial(self.get, key)
 
     def gather(self, keys: Keys) -> Any:
-        """Returns a batch: one element whose rows are the elements of several keys. It is a copy.
+        """Returns a batch, a copy: one element whose rows are the elements of several keys.
 
         Raises:
             DatasetError: The elements' structures, shapes or dtypes differ.
@@ -118,16 +118,16 @@ class Cursor(ABC):
     """Position in one reading of a node."""
 
     table: Table
-    """Table that the keys belong to."""
+    """Table of the keys."""
     lazy: bool = False
-    """True if keys cost next to nothing and have no effects, so that many may be read in advance."""
+    """True if keys cost almost nothing and have no side effects, so that many may be read in advance."""
 
     @abstractmethod
     def keys(self, count: int) -> Keys:
-        """Returns the next keys: `count` at most, and none only at the end."""
+        """Returns the next keys: at least one and at most `count`; none at the end."""
 
     def skip(self, count: int) -> int:
-        """Leaves out the next `count` keys; returns how many there were."""
+        """Skips the next `count` keys; returns the number of skipped keys, less at the end."""
         skipped = 0
         while skipped < count and (block := len(self.keys(min(count - skipped, _SKIPPED)))):
             skipped += block
@@ -139,7 +139,7 @@ class Cursor(ABC):
 
     @abstractmethod
     def restore(self, state: Any) -> None:
-        """Moves to a position that `state` returned; only before anything is read."""
+        """Moves to a position that `state` returned. Must be called before the first read."""
 
     def close(self) -> None:  # noqa: B027 -- most cursors hold nothing
         """Ends the reading. Idempotent."""
@@ -187,8 +187,8 @@ class Streamed(Cursor):
     """Cursor over an iterator, whose position is the number of its items so far.
 
     Args:
-        start: Function that makes the iterator, at the first use.
-        table: Table that the items are keys of.
+        start: Function that returns the iterable, called at the first use.
+        table: Table whose keys the items are.
     """
 
     def __init__(self, start: Callable[[], Iterable[Any]], table: Table = ELEMENTS) -> None:
@@ -222,7 +222,7 @@ class Streamed(Cursor):
 
 
 class Pass(Cursor):
-    """Cursor of a transform with one source; unless a subclass says otherwise, all keys pass."""
+    """Cursor of a transform with one source. By default, all keys pass unchanged."""
 
     def __init__(self, source: Cursor) -> None:
         self.source = source

@@ -52,7 +52,7 @@ class Rows(Node):
         return super().spec()
 
     def sample(self) -> Any:
-        """Returns a row; of zeros, if there is none."""
+        """Returns a row, or zeros if there are no rows."""
         if self.size or not isinstance(self.table, Arrays):
             return super().sample()
         return map_structure(lambda leaf: np.zeros(leaf.shape[1:], leaf.dtype), self.table.arrays)
@@ -70,7 +70,7 @@ def slices(element: Any) -> Rows:
         element: A structure of arrays with equal first lengths. They are not copied.
 
     Raises:
-        DatasetError: An array has no dimension, or another first length than the others.
+        DatasetError: An array has no dimension, or the first lengths differ.
     """
     leaves = flatten(element)
     if not leaves:
@@ -78,8 +78,8 @@ def slices(element: Any) -> Rows:
     lengths = [leaf.shape[0] if leaf.ndim else None for leaf in leaves]
     if None in lengths:
         raise DatasetError(
-            "from_tensor_slices() needs arrays of at least one dimension, to take slices along it; a "
-            "single value is for from_tensors()"
+            "from_tensor_slices() slices arrays along their first dimension, but one has none. Use "
+            "from_tensors() for a single value"
         )
     if len(set(lengths)) > 1:
         raise DatasetError(f"from_tensor_slices() needs arrays of equal first lengths, got {lengths}")
@@ -88,7 +88,7 @@ def slices(element: Any) -> Rows:
 
 @dataclass(frozen=True, eq=False)
 class Range(Node):
-    """Integers of equal distances."""
+    """Evenly spaced integers."""
 
     numbers: range
     """The range."""
@@ -110,12 +110,12 @@ class Range(Node):
 
 @dataclass(frozen=True, eq=False)
 class Iterated(Node):
-    """Elements of an iterable, iterated anew for each reading."""
+    """Elements of an iterable, which is iterated again for each reading."""
 
     start: Callable[[], Iterable[Any]]
-    """Function that makes it."""
+    """Function that returns the iterable."""
     signature: Any = None
-    """Structure of specs that all elements must have; None to take what comes."""
+    """Structure of specs of all elements; None to accept any."""
     what: str = "the generator"
     """Name of the source, for messages."""
     length: int = UNKNOWN_CARDINALITY
@@ -123,9 +123,9 @@ class Iterated(Node):
     rows: int | None = None
     """Number of rows of all elements but the last, if known."""
     lists_are_tuples: bool = False
-    """True if a list that holds arrays or structures is taken for a tuple."""
+    """True if lists of arrays or structures become tuples."""
     convert: Callable[[Any], Any] | None = None
-    """Function that makes a structure of arrays of each item."""
+    """Function that converts an item into a structure of arrays."""
 
     def open(self, reading: Reading) -> Cursor:
         """Returns a cursor over the items, as arrays."""
@@ -156,7 +156,7 @@ class Iterated(Node):
         return self.length
 
     def sample(self) -> Any:
-        """Returns the first element, or zeros if there is none but a signature."""
+        """Returns the first element; zeros if there are no elements, but a signature."""
         cursor = Streamed(self._elements)
         try:
             for element in cursor.keys(1):
@@ -184,12 +184,12 @@ def _checked(element: Any, signature: Any, what: str) -> Any:
     for leaf, spec in zip(flatten(element), flatten(signature), strict=True):
         array = leaf
         if array.dtype != spec.dtype and np.can_cast(array.dtype, spec.dtype, "same_kind"):
-            array = leaf.astype(spec.dtype)  # Python's numbers have no dtype of their own
+            array = leaf.astype(spec.dtype)  # Python numbers have no dtype
             if leaf.dtype.kind in "iu" and not np.array_equal(array, leaf):
-                array = leaf  # they do not fit
+                array = leaf  # not representable in the dtype
         if not spec.is_compatible_with(array):
             raise ArgumentTypeError(
-                f"{what} has an array of {leaf.dtype} with shape {leaf.shape}, but its output_signature says "
+                f"{what} has an array of {leaf.dtype} with shape {leaf.shape}; its output_signature expects "
                 f"{spec.dtype} with shape {spec.shape}"
             )
         converted.append(array)

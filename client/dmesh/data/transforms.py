@@ -1,4 +1,4 @@
-"""Transforms that choose and combine elements by their number: they work on keys and read no data."""
+"""Transforms that select and combine elements by position; they work on keys and read no data."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ __all__ = ["Concatenate", "Repeat", "Shard", "Skip", "Take", "WithOptions", "Zip
 
 @dataclass(frozen=True, eq=False)
 class Repeat(Transform):
-    """Reads its source again and again."""
+    """Repeats its source."""
 
     count: int | None
-    """Number of times; None for no end."""
+    """Number of times; None for ever."""
 
     def open(self, reading: Reading) -> Cursor:
         """Returns a cursor that opens the source for each repetition."""
         return _Repeating(lambda number: self.source.open(reading.repetition(number)), self.count)
 
     def cardinality(self) -> int:
-        """Returns the number of elements of all repetitions together."""
+        """Returns the total number of elements of all repetitions."""
         once = self.source.cardinality()
         if once == 0 or self.count == 0:
             return 0
@@ -48,7 +48,7 @@ class _Repeating(Pass):
         self._empty = True
 
     def keys(self, count: int) -> Keys:
-        """Returns keys of the repetition that is under way, or of the next one."""
+        """Returns keys of the current repetition, or of the next one."""
         while self._count is None or self._number < self._count:
             if len(block := self.source.keys(count)):
                 self._empty = False
@@ -58,7 +58,7 @@ class _Repeating(Pass):
         return []
 
     def skip(self, count: int) -> int:
-        """Leaves out keys, of several repetitions if need be."""
+        """Skips keys, across repetitions if necessary."""
         skipped = 0
         while skipped < count and (self._count is None or self._number < self._count):
             step = self.source.skip(count - skipped)
@@ -69,7 +69,7 @@ class _Repeating(Pass):
         return skipped
 
     def _again(self) -> bool:
-        """Opens the source once more, unless it has turned out to be empty."""
+        """Opens the source again, unless it is empty."""
         if self._empty:
             self._count = 0
             return False
@@ -96,7 +96,7 @@ class _Repeating(Pass):
 
 @dataclass(frozen=True, eq=False)
 class Take(Transform):
-    """Ends after some elements."""
+    """Keeps the first elements."""
 
     count: int
     """Number of elements; negative for all."""
@@ -120,7 +120,7 @@ class _Taking(Pass):
         self._left = count
 
     def keys(self, count: int) -> Keys:
-        """Returns the source's next keys, and asks for none beyond the last."""
+        """Returns the source's next keys; reads none beyond the last."""
         if not self._left:
             return []
         block = self.source.keys(min(count, self._left))
@@ -128,7 +128,7 @@ class _Taking(Pass):
         return block
 
     def skip(self, count: int) -> int:
-        """Leaves out keys."""
+        """Skips keys."""
         skipped = self.source.skip(min(count, self._left))
         self._left -= skipped
         return skipped
@@ -145,7 +145,7 @@ class _Taking(Pass):
 
 @dataclass(frozen=True, eq=False)
 class Skip(Transform):
-    """Leaves out the first elements."""
+    """Drops the first elements."""
 
     count: int
     """Number of elements; negative for all."""
@@ -168,7 +168,7 @@ class Shard(Transform):
     """Keeps every `num_shards`-th element."""
 
     num_shards: int
-    """Number of shards; `SHARD_HINT` to be filled in later."""
+    """Number of shards; `SHARD_HINT` if it is set later."""
     index: int
     """Index of the shard."""
 
@@ -176,12 +176,12 @@ class Shard(Transform):
         """Returns a cursor over one shard.
 
         Raises:
-            ShardHintError: The shard has not been filled in.
+            ShardHintError: The shard was not set.
         """
         if self.num_shards == SHARD_HINT:
             raise ShardHintError(
-                "shard(SHARD_HINT, SHARD_HINT) only means something in a dataset that is given to "
-                "experimental_distribute_dataset with AutoShardPolicy.HINT; elsewhere, say which shard"
+                "shard(SHARD_HINT, SHARD_HINT) works only in a dataset that is passed to "
+                "experimental_distribute_dataset with AutoShardPolicy.HINT. Elsewhere, pass real numbers"
             )
         return _Stepping(self.source.open(reading), self.index, self.num_shards)
 
@@ -198,8 +198,8 @@ class _Stepping(Pass):
 
     Args:
         source: Cursor of the source.
-        gap: Number of keys to leave out before the first one that is kept.
-        step: Distance of the keys that are kept.
+        gap: Number of keys to skip before the first kept key.
+        step: Distance between kept keys.
     """
 
     def __init__(self, source: Cursor, gap: int, step: int) -> None:
@@ -208,7 +208,7 @@ class _Stepping(Pass):
         self._step = step
 
     def keys(self, count: int) -> Keys:
-        """Returns the next keys that are kept, and asks for none beyond them."""
+        """Returns the next kept keys; reads none beyond them."""
         if self._gap:
             self._gap -= self.source.skip(self._gap)
             if self._gap:
@@ -219,17 +219,17 @@ class _Stepping(Pass):
         return kept
 
     def skip(self, count: int) -> int:
-        """Leaves out keys."""
+        """Skips keys."""
         if not count:
             return 0
         passed = self._gap + (count - 1) * self._step + 1
-        behind = self.source.skip(passed) - self._gap  # from the first key that is kept on
+        behind = self.source.skip(passed) - self._gap  # counted from the first kept key
         kept = max(0, -(-behind // self._step))
         self._gap = kept * self._step - behind
         return kept
 
     def state(self) -> list[Any]:
-        """Returns the number of keys to leave out next."""
+        """Returns the number of keys to skip next, and the source's position."""
         return [self._gap, self.source.state()]
 
     def restore(self, state: Any) -> None:
@@ -240,10 +240,10 @@ class _Stepping(Pass):
 
 @dataclass(frozen=True, eq=False)
 class WithOptions(Transform):
-    """Carries options; elements pass."""
+    """Adds options; elements pass unchanged."""
 
     options: Options
-    """Options, which win over those of the source."""
+    """Options, which override those of the source."""
 
     def open(self, reading: Reading) -> Cursor:
         """Returns the source's cursor."""
@@ -263,24 +263,24 @@ class _Several(Node):
         return self.sources
 
     def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
-        """Returns this node reading others."""
+        """Returns this node with other inputs."""
         return type(self)(inputs)
 
     def batch_size(self) -> int | None:
-        """Returns the batch size that all sources have, if it is one."""
+        """Returns the common batch size of all sources, if there is one."""
         sizes = {source.batch_size() for source in self.sources}
         return sizes.pop() if len(sizes) == 1 else None
 
 
 class Zip(_Several):
-    """Yields tuples of one element of each source, as long as all have one."""
+    """Yields tuples with one element of each source, until one source ends."""
 
     def open(self, reading: Reading) -> Cursor:
         """Returns a cursor whose keys are tuples of keys."""
         return _Zipping([source.open(reading.branch(index)) for index, source in enumerate(self.sources)])
 
     def cardinality(self) -> int:
-        """Returns the smallest of the sources' numbers."""
+        """Returns the smallest of the sources' cardinalities."""
         numbers = {source.cardinality() for source in self.sources}
         if UNKNOWN_CARDINALITY in numbers:
             return UNKNOWN_CARDINALITY
@@ -296,7 +296,7 @@ class Zip(_Several):
 
 
 class _Columns(Table):
-    """Tuples of one element of each of several tables."""
+    """Tuples with one element of each table."""
 
     def __init__(self, tables: list[Table]) -> None:
         self._tables = tables
@@ -308,7 +308,7 @@ class _Columns(Table):
         return tuple([table.get(own) for table, own in zip(self._tables, key, strict=True)])
 
     def submit(self, key: Any) -> Callable[[], Any]:
-        """Begins to make the elements of a tuple."""
+        """Starts making the elements of a tuple."""
         pending = [table.submit(own) for table, own in zip(self._tables, key, strict=True)]
         return lambda: tuple([wait() for wait in pending])
 
@@ -335,7 +335,7 @@ class _Zipping(Cursor):
         return list(zip(*blocks, strict=False))
 
     def skip(self, count: int) -> int:
-        """Leaves out keys of all sources."""
+        """Skips keys of all sources."""
         for source in self._sources:
             count = source.skip(count)
         return count
@@ -364,7 +364,7 @@ class Concatenate(_Several):
         return chained(cursors)
 
     def cardinality(self) -> int:
-        """Returns the sum of the sources' numbers."""
+        """Returns the sum of the sources' cardinalities."""
         numbers = [source.cardinality() for source in self.sources]
         for special in (INFINITE_CARDINALITY, UNKNOWN_CARDINALITY):
             if special in numbers:
@@ -372,14 +372,14 @@ class Concatenate(_Several):
         return sum(numbers)
 
     def spec(self) -> Any:
-        """Returns specs that hold for the elements of all sources."""
+        """Returns specs that the elements of all sources match."""
         first, *others = [source.spec() for source in self.sources]
         for other in others:
             first = map_structure(_wider, first, other)
         return first
 
     def check(self) -> None:
-        """Raises ArgumentTypeError unless the elements of all sources can follow each other."""
+        """Raises ArgumentTypeError unless the sources have compatible elements."""
         first, *others = [source.spec() for source in self.sources]
         for other in others:
             try:
