@@ -26,9 +26,7 @@ PAIR = World(2, 2, (4,))
 def test_nothing_is_gathered_without_being_told(operation):
     def program(mesh):
         x = dmesh.arange(9.0, layout=Layout(["x"], mesh))
-        with pytest.raises(
-            ImplicitGatherError, match=r"72 bytes on each device, where the layout says 24\. Call"
-        ):
+        with pytest.raises(ImplicitGatherError, match=r"72 bytes on each device instead of 24\. Call"):
             operation(x)
         with dmesh.implicit_gather("warn"), pytest.warns(dmesh.ImplicitGatherWarning, match="72 bytes"):
             operation(x)
@@ -72,10 +70,10 @@ def test_plain_arrays_do_not_mix(operation):
     [
         (lambda x: np.convolve(x, x), r"np\.convolve is refused"),
         (lambda x: np.apply_along_axis(np.sum, 0, x), r"np\.apply_along_axis is refused"),
-        (lambda x: np.add.at(x, [0], 1), r"np\.add\.at is refused"),
-        (lambda x: np.add.reduceat(x, [0]), r"np\.add\.reduceat is refused"),
+        (lambda x: np.add.at(x, [0], 1), r"np\.add\.at is not supported"),
+        (lambda x: np.add.reduceat(x, [0]), r"np\.add\.reduceat is not supported"),
         (lambda x: x.tolist(), r"x\.full\(\)\.tolist\(\)"),
-        (lambda x: dmesh.copy_to_mesh(np.array([None]), x.layout), "references to Python objects"),
+        (lambda x: dmesh.copy_to_mesh(np.array([None]), x.layout), "their elements are Python objects"),
         (lambda x: dmesh.zeros(3, layout=x.layout, shared=True), "layout= or shared="),
         (lambda x: dmesh.axes.psum(1, "x"), "dmesh.shard_map runs"),
     ],

@@ -1,8 +1,7 @@
 """Random arrays that do not depend on their layout: `dmesh.random`.
 
-Element i of a call takes words i * k to (i + 1) * k - 1 of a Philox stream whose key is the seed and the
-number
-of the call. Every client makes its own blocks, and nothing is sent.
+Element i of a call uses words i * k to (i + 1) * k - 1 of a Philox stream whose key is the seed and the
+number of the call. Every client makes its own blocks, and nothing is sent.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from dmesh.errors import ConfigurationError
 from dmesh.layout import Layout
 
 _AT_ONCE = 1 << 20
-"""Words that are made at once."""
+"""Number of words generated at once."""
 _SCALE = 1.0 / (1 << 53)
 Words = NDArray[np.uint64]
 
@@ -29,7 +28,7 @@ Words = NDArray[np.uint64]
 class Generator:
     """Generator of random arrays: equal seeds give equal arrays, whatever the layout.
 
-    All clients must make the same calls. `random` gives the same bits as
+    All clients must make the same calls. `random` returns the same bits as
     `numpy.random.Generator(numpy.random.Philox(key=[seed, call]))`, with calls counted from 0.
 
     ```python
@@ -40,30 +39,30 @@ class Generator:
         seed: A number from 0 to 2**64 - 1.
 
     Raises:
-        ConfigurationError: It is not.
+        ConfigurationError: The seed is out of that range.
     """
 
     def __init__(self, seed: int) -> None:
         self.seed = operator.index(seed)
         """The seed."""
         if not 0 <= self.seed < 1 << 64:
-            raise ConfigurationError(f"a seed is a number from 0 to 2**64 - 1, not {seed!r}")
+            raise ConfigurationError(f"the seed must be an integer from 0 to 2**64 - 1, got {seed!r}")
         self.calls = 0
         """Number of calls so far."""
 
     def random(self, shape: int | Sequence[int], *, layout: Layout) -> DTensor:
-        """Return numbers that are distributed evenly over [0, 1).
+        """Return uniformly distributed numbers from [0, 1).
 
         Args:
-            shape: Of the array.
-            layout: Where it lies.
+            shape: Shape of the array.
+            layout: Its layout.
         """
         return self._make(shape, layout, float, 1, lambda words: _unit(words[..., 0]))
 
     def uniform(
         self, low: float = 0.0, high: float = 1.0, *, shape: int | Sequence[int], layout: Layout
     ) -> DTensor:
-        """Return numbers that are distributed evenly over [low, high)."""
+        """Return uniformly distributed numbers from [low, high)."""
         return self._make(shape, layout, float, 1, lambda words: low + (high - low) * _unit(words[..., 0]))
 
     def normal(
@@ -86,12 +85,12 @@ class Generator:
         layout: Layout,
         dtype: DTypeLike = np.int64,
     ) -> DTensor:
-        """Return integers from low to high - 1, or from 0 to low - 1, evenly distributed up to 2**-64."""
+        """Return integers from low to high - 1, or from 0 to low - 1, uniformly distributed up to 2**-64."""
         first, last = (0, low) if high is None else (low, high)
         kind = np.dtype(dtype)
         info = np.iinfo(kind)
         if not (info.min <= first < last <= info.max + 1 and last - first < 1 << 64):
-            raise ValueError(f"there is no {kind} from {first} to {last - 1}")
+            raise ValueError(f"no {kind} from {first} to {last - 1}")
 
         def values(words: Words) -> NDArray[Any]:
             found = _high_product(words[..., 0], last - first)
@@ -125,7 +124,7 @@ def _unit(words: Words) -> NDArray[np.float64]:
 
 
 def _high_product(words: Words, n: int) -> Words:
-    """Return the high 64 bits of the products of words and a number."""
+    """Return the high 64 bits of the product of each word and a number."""
     low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
     n_low, n_high = np.uint64(n & 0xFFFFFFFF), np.uint64(n >> 32)
     w_low, w_high = words & low, words >> half
@@ -146,7 +145,7 @@ def _fill(
     block: NDArray[Any], key: tuple[int, int], shape: tuple[int, ...], region: Bounds, each: int,
     values: Callable[[Words], Any],
 ) -> None:  # fmt: skip
-    """Fill a block: whole rows of the array are made, of which it takes its part."""
+    """Fill a block: generate whole rows of the array, and copy the block's part of them."""
     if not block.size:
         return
     if not region:

@@ -34,7 +34,7 @@ def save(directory: PATH, tree: Any, step: int | None = None) -> int:
     """Write a checkpoint of sharded arrays and other values; all clients call it together.
 
     Each client writes its own blocks; of what several devices have alike, one of them writes it. The step
-    is there once all of it is on disk, and not at all before. Contributions that are yet to be reduced are
+    is there once all of it is on disk, and not at all before. Unreduced contributions are
     reduced first. The directory must be one that all clients see. Only one program may save to it at a time:
     what an interrupted save has left there is removed.
 
