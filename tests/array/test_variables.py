@@ -209,7 +209,11 @@ def test_a_rule_and_a_kernel_that_disagree_are_refused():
             (lambda b: b[0], lambda a: ([a.layout], same), "block of 1 dimensions"),
             (lambda b: b, lambda a: ([], same), "0 layouts for 1 operands"),
             (lambda b: b, lambda a: ([None], same), "returned None for operand 0"),
-            (lambda b: b, lambda a: ([a.layout], same._replace(reduction="mean")), "returned an unknown reduction"),
+            (
+                lambda b: b,
+                lambda a: ([a.layout], same._replace(reduction="mean")),
+                "returned an unknown reduction",
+            ),
         ):
             with pytest.raises(UnshardableError, match=message):
                 dmesh.register_op(kernel, rule)(x)

@@ -118,7 +118,7 @@ def _beside(spec: Spec, tolerances: Iterable[DTensor]) -> Spec:
     return spec.replace(axes=axes)
 
 
-# A sharded matrix ---------------------------------------------------------------------------------------
+# A sharded matrix -------------------------------------------------------------------------------------------
 
 CUT: dict[Callable[..., Any], Callable[..., Any]] = {}
 """Functions of one sharded matrix, by NumPy function; they do not gather it."""
