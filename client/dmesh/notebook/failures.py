@@ -15,7 +15,7 @@ from dmesh.launcher.report import failed_alike, group_endings, hint_of, name_ran
 _GAVE_UP = "CollectiveError"
 """Type of the error of a call that another rank aborted."""
 RESET = (
-    "Groups that were in a call have failed: before the next collective, call dmesh.collectives.reset() "
+    "Groups that were in a call have failed. Before the next collective, call dmesh.collectives.reset() "
     "in a cell on all ranks."
 )
 INTERRUPTED = (
