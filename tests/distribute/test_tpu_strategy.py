@@ -80,7 +80,7 @@ def test_values_on_logical_devices_stay_what_they_are() -> None:
                 strategy.extended.experimental_logical_device(wrong).__enter__()
         for dimensions, why in (
             ([2], "a number for each of the 2 dimensions"),
-            ([1, 2], "dimension 1 of the array has length 3, contradict each other split into 2"),
+            ([1, 2], "dimension 1 of the array has length 3, which cannot be split into 2"),
             ([0, 1], "cannot be split into 0"),
             ([4, 1], "makes 4 parts, but each replica has 2 logical devices"),
         ):
