@@ -27,7 +27,7 @@ clusters:
     dmesh serve --tls-cert tls/server.pem --tls-key tls/server.key --tls-client-ca tls/ca.pem
     DMESH_TLS_CA=tls/ca.pem DMESH_TLS_CERT=tls/worker-0.pem DMESH_TLS_KEY=tls/worker-0.key python train.py"""
 _EPILOG = """\
-Keep ca.key off the machines of the cluster: whoever has it can make certificates that all of them accept.
+Keep ca.key off the machines of the cluster: with it, anyone can make certificates that all of them accept.
 Files are readable by their owner only, and none is overwritten."""
 _MOST_DAYS = 36_500
 

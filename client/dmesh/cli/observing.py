@@ -160,7 +160,7 @@ class Target(NamedTuple):
     tls: Mapping[str, str] = MappingProxyType({})
     """`DMESH_TLS_*` variables to use, where the environment has none."""
     origin: str = "the command line or the environment"
-    """Who says so."""
+    """Source of the statement."""
     guessed: bool = False
     """True if nobody does."""
 

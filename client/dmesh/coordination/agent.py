@@ -60,7 +60,7 @@ _GIVE_UP = 2.0
 
 
 class Agent(KeyValueMethods, BarrierMethods):
-    """Joins a cluster, keeps the session alive in the background, and offers what the coordinator offers.
+    """Joins a cluster, keeps the session alive in the background, and offers the coordinator's functions.
 
     Thread-safe. Every call that blocks can be ended by Ctrl-C in the main thread, says every
     `announce_interval` seconds whom it waits for, and ends with a `CoordinatorUnavailableError` when the

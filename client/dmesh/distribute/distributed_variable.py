@@ -228,7 +228,7 @@ class DistributedVariable(Variable, DistributedValues):
         self._update_all(how, self._aggregated(what, parts))
 
     def _shares(self, value: Array) -> list[Array]:
-        """Return a share of a value for each copy; those of all replicas add up to it."""
+        """Return a share of a value for each copy; the shares of all replicas add up to the value."""
         size = self._replicas.placement.size
         if self.dtype.kind not in "iu":
             return [frozen((value / size).astype(self.dtype))] * len(self._copies)

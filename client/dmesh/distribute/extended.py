@@ -46,7 +46,7 @@ class StrategyExtended(ExtendedBase):
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """The devices that hold variables: those of the replicas."""
+        """The devices with variables: the replicas' devices."""
         return self.worker_devices
 
     @property

@@ -27,7 +27,7 @@ _LONGEST_MESSAGE = 1000
 
 
 class Progress(enum.IntEnum):
-    """Progress of a worker in a step: what it has for its replicas."""
+    """Progress of a worker in a step: the elements for its replicas."""
 
     ENDED = 0
     """Nothing more: empty elements, if others go on."""

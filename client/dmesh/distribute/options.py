@@ -64,7 +64,7 @@ class CommunicationOptions:
             raise StrategyValueError(f"timeout_seconds must be positive, got {self.timeout_seconds}")
 
     def merge(self, options: CommunicationOptions | None) -> CommunicationOptions:
-        """Return these options, with those of others in place of them where they are not the default.
+        """Return these options, overridden by options of `others` that are not the default.
 
         Args:
             options: The others; None for none.

@@ -1,7 +1,7 @@
 """Tokens: what they look like, the file that holds them, and where a process finds its own.
 
-A token is a shared secret that whoever calls a coordination server must show. A token file is text, one token
-a line, with what there is to say about it behind it:
+A token is a shared secret that every caller of a coordination server must present. A token file is text, one
+token a line, with what there is to say about it behind it:
 
 ```
 # Comments and empty lines are skipped. The defaults: role=worker, no name, no end.
@@ -226,7 +226,7 @@ def create_file(path: Path, role: Role = Role.WORKER) -> None:
     )
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        import tempfile  # with shutil and the compression libraries: only whoever makes a token needs them
+        import tempfile  # imports shutil and compression libraries, which are needed only to create a token
 
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".token-")  # mode 0600
         try:
@@ -234,7 +234,7 @@ def create_file(path: Path, role: Role = Role.WORKER) -> None:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            # Whoever reads it finds all of it, and of two who make it at once one wins.
+            # Readers see a complete file, and one of two concurrent creators wins.
             os.link(temporary, path)
         except FileExistsError:
             pass

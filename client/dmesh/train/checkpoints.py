@@ -265,7 +265,7 @@ class CheckpointManager:
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """What is saved."""
+        """The saved object."""
         return self._checkpoint
 
     @property

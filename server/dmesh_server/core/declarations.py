@@ -1,7 +1,7 @@
 """Declarations of clusters: jobs and settings that an operator fixes before the first client registers.
 
-A declaration outlasts the generations of its cluster: whoever registers first in one gets the declared
-settings, and is refused with other jobs or other wishes. Addresses of tasks are the clients' own business.
+A declaration applies to all generations of its cluster: the first client of each gets the declared settings,
+and is refused if it asks for other jobs or settings. The clients choose the addresses of tasks.
 """
 
 from __future__ import annotations

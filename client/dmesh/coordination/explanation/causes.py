@@ -83,7 +83,7 @@ class Explanation:
 
 
 def explain(picture: Picture, patience: float = 1.0) -> Explanation:
-    """Works out what a cluster waits for.
+    """Find the causes for which a cluster waits.
 
     Args:
         picture: The cluster.

@@ -77,7 +77,7 @@ class ClusterCoordinator:
         self._lock = Lock()
         self._bell = Bell()
         self._dispatch = Dispatch()
-        # Not those of an earlier coordinator, whose functions a worker may still run.
+        # Ignore results for an earlier coordinator, whose functions a worker may still run.
         self._numbers = itertools.count(secrets.randbits(48))
         self._fatal: BaseException | None = None
         """Error that ended it before it was closed."""
@@ -225,7 +225,7 @@ class ClusterCoordinator:
             raise self._fatal
 
     def _wait(self, condition: Callable[[], bool], timeout: float | None) -> bool:
-        """Wait until a condition holds, announcing from time to time what is missing."""
+        """Wait until a condition holds; log periodically what is missing."""
         if condition():
             return True
         self._give_up_if_alone()
@@ -257,7 +257,7 @@ class ClusterCoordinator:
         return f"{where or 'no worker runs anything'}; {waiting} more functions are scheduled"
 
     def _raise_error(self) -> None:
-        """Raise the first error of a function, once no function runs any more, and cancel those that wait."""
+        """Cancel waiting functions, wait for running ones, and raise the first error."""
         with self._lock:
             error, self._dispatch.error = self._dispatch.error, None
             if error is None:

@@ -141,7 +141,7 @@ def decode_error(what: str, client: int, described: Mapping[str, Any]) -> Remote
 
 
 def _class_of(kind: str) -> type[RemoteFunctionError]:
-    """Return the class of an error, which also derives from what it was on the worker, if that can be."""
+    """Return the class of an error, derived from the error's class on the worker if possible."""
     module, _, name = kind.rpartition(".")
     base: Any = OutOfRangeError if kind == "builtins.StopIteration" else None
     if base is None and module in ("builtins", "dmesh.errors"):
