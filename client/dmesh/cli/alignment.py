@@ -79,7 +79,7 @@ def _spans(calls: Mapping[Call, Sequence[tuple[float, float]]]) -> dict[Call, tu
 def _between(
     reference: Mapping[Call, tuple[float, float, float]], other: Mapping[Call, tuple[float, float, float]]
 ) -> Offset | None:
-    """Returns what is to be added to the other clock's times; None if no call binds the two."""
+    """Returns the offset to add to the other clock's times; None if the two have no common call."""
     lowest, highest = float("-inf"), float("inf")
     guesses: list[float] = []
     for call in reference.keys() & other.keys():

@@ -98,7 +98,7 @@ def _days(text: str) -> int:
 def _print(
     args: argparse.Namespace, files: Path, begins: datetime, expires: datetime, hosts: Sequence[str] = ()
 ) -> None:
-    """Says what was made, the times in UTC."""
+    """Lists the created files, with times in UTC."""
     cert, key = (files.with_name(f"{files.name}.{suffix}") for suffix in ("pem", "key"))
     if args.json:
         print_json(

@@ -45,7 +45,7 @@ class LoopView:
 
 
 def loop_views(picture: Picture) -> list[LoopView]:
-    """Return the loops under way of the members that are there, those of most ranks first."""
+    """Return the present members' current loops, those with the most ranks first."""
     there = {(member.job, member.index) for member in picture.state.members if not member.state.departed}
     found: dict[tuple[str, int], dict[int, tuple[pb.LoopProgress, float]]] = defaultdict(dict)
     for task, said in picture.reports.items():

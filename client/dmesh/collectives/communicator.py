@@ -53,7 +53,7 @@ _JOINING = (
 
 @dataclass(eq=False, repr=False)
 class Communicator:
-    """The collectives of one client, and the listener of its transport; see `Services` for what is not here.
+    """The collectives of one client, and the listener of its transport; `Services` has its other methods.
 
     Raises:
         CollectiveValueError: The peers are not the ranks 0 to n - 1.

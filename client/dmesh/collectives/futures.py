@@ -315,7 +315,7 @@ class Transfer(Future[Any]):
 
 
 class _Pending:
-    """Transfers that are pending in endpoints, and the thread that looks after those nobody waits for.
+    """Transfers pending in endpoints, and the thread that completes those without a waiting caller.
 
     The thread is not woken for a new transfer: it naps while there have been some lately, then ends.
     """

@@ -311,7 +311,7 @@ class Barriers:
             self._send = None
 
     def resolve(self, result: pb.BarrierResult) -> None:
-        """Deliver an outcome; that of an instance which nobody waits for is dropped."""
+        """Deliver an outcome; drop it if no thread waits for the instance."""
         fault = faults.from_error(result.error) if result.HasField("error") else None
         if fault is not None and fault.transient:
             return  # the server is on its way out: the next session is presented with the arrival again

@@ -116,7 +116,7 @@ class FramedConnection(Carrier):
             logger.debug("nothing can be said to %s any more: %s", self._link.address, error)
             self._hang_up()  # the thread learns of it, and perhaps why
         except BaseException:
-            # Perhaps in the middle of a frame; nobody could make sense of what would follow.
+            # The failure may be in the middle of a frame, so later data could not be parsed.
             self._hang_up()
             raise
 

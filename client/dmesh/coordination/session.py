@@ -168,7 +168,7 @@ class Session:
 
     @property
     def gone(self) -> bool:
-        """True if the coordinator has been silent for so long that nobody should wait for it."""
+        """True if the coordinator has been silent for so long that callers should stop waiting."""
         with self._lock:
             registration = self._registration
         if registration is None:

@@ -262,7 +262,7 @@ class Agent:
 
 
 def _own_address(way: str) -> str:
-    """Return the address at which the launcher, or those near it, reach this host; empty if nobody says.
+    """Return the address at which the launcher's network reaches this host; empty if unknown.
 
     Args:
         way: How the agent was started: `ssh`, `srun` or `here`.

@@ -107,7 +107,7 @@ class Ready:
     ports: tuple[int, ...]
     """A free port for each client."""
     address: str
-    """Address at which the host was reached; empty if nobody knows."""
+    """Address at which the host was reached; empty if unknown."""
 
     @classmethod
     def of(cls, fields: Mapping[str, Any], clients: int) -> Ready:

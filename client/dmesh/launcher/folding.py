@@ -74,7 +74,7 @@ class TracebackFolder:
 
 
 def _end_of_stack(lines: list[bytes]) -> int:
-    """Return the index of the line with the exception that nobody caught."""
+    """Return the index of the line with the uncaught exception."""
     end = len(lines)
     in_frames = False
     for index, line in enumerate(lines):

@@ -22,7 +22,7 @@ class Output:
         self._descriptor = descriptor
         self.colored = os.isatty(descriptor) and not environment.get("NO_COLOR")
         self.closed = False
-        """True once nobody reads it any more; further writes are dropped."""
+        """True once the reader has closed it; further writes are dropped."""
         self.lines = 0
         """Number of lines written."""
 

@@ -54,7 +54,7 @@ class Role(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token and what is known of it. Its `repr` does not show the secret."""
+    """One token and its attributes. Its `repr` does not show the secret."""
 
     value: str = field(repr=False)
     """The secret itself: printable ASCII without spaces."""
@@ -156,7 +156,7 @@ def find(
         path = Path(token_file)
         return TokenSource(f"DMESH_TOKEN_FILE ({path})", path)
     default = default_path(environ)
-    # A link that leads nowhere is there, too: somebody meant it to be a token.
+    # A dangling link counts as existing: it was meant to be a token file.
     return TokenSource(str(default), default) if default is not None and os.path.lexists(default) else None
 
 
@@ -270,7 +270,7 @@ def _parse(text: str, origin: str) -> Iterator[Token]:
             elif key == "expires":
                 expires = _instant(value, where)
             else:
-                # Not shown: it may be a second token that somebody put into the same line.
+                # Not shown: it may be a second token in the same line.
                 raise ConfigurationError(
                     f"{where} has text after its token (not shown) that is not one of role=viewer, "
                     "role=worker, role=admin, name=NAME, cluster=NAME (letters, digits, _ . -) and "

@@ -156,7 +156,7 @@ def _value(item: Any) -> Array:
 
 
 def _fitting(name: str, item: Any, value: Array) -> Array:
-    """Return a value in the dtype of what it is for, whose bits NumPy's format keeps without its name."""
+    """Return a value in the dtype of its target; NumPy's format saves ml_dtypes only as raw bits."""
     if value.dtype.kind == "V" and value.dtype.itemsize == item.dtype.itemsize and value.dtype.names is None:
         value = value.view(item.dtype)
     if value.shape != tuple(item.shape) or value.dtype != item.dtype:
@@ -284,7 +284,7 @@ class CheckpointManager:
         return next(reversed(self.checkpoints), None)
 
     def save(self, checkpoint_number: int | None = None) -> str:
-        """Write a checkpoint, and delete those that are not to be kept.
+        """Write a checkpoint, and delete old ones.
 
         Args:
             checkpoint_number: Its number; None for the one after the latest.
