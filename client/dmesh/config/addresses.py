@@ -20,7 +20,7 @@ _NOWHERE = ".invalid:1"
 
 
 def split_address(text: str, what: str, *, any_port: bool = False) -> tuple[str, int]:
-    """Splits `HOST:PORT` or `[IPV6]:PORT`.
+    """Split `HOST:PORT` or `[IPV6]:PORT`.
 
     Args:
         text: The address.
@@ -79,22 +79,22 @@ def _bad_address(what: str, text: str, problem: str, advice: str) -> Configurati
 
 
 def join_address(host: str, port: int) -> str:
-    """Returns HOST:PORT; IPv6 addresses in brackets."""
+    """Return HOST:PORT; IPv6 addresses in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def unknown_address(client: int) -> str:
-    """Returns the placeholder for a client's unknown address: a name that cannot exist."""
+    """Return the placeholder for a client's unknown address: a name that cannot exist."""
     return f"client-{client}{_NOWHERE}"
 
 
 def is_unknown(address: str) -> bool:
-    """Returns whether an address is such a placeholder."""
+    """Return whether an address is such a placeholder."""
     return address.endswith(_NOWHERE)
 
 
 def check_port(what: str, port: object) -> int:
-    """Returns a port as a number.
+    """Return a port as a number.
 
     Args:
         what: Its name in errors.
@@ -111,7 +111,7 @@ def check_port(what: str, port: object) -> int:
 
 
 def is_ipv6(host: str) -> bool:
-    """Returns whether a text is an IPv6 address, without brackets."""
+    """Return whether a text is an IPv6 address, without brackets."""
     try:
         ipaddress.IPv6Address(host)
     except ValueError:
@@ -128,7 +128,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_bns_order(jobs: tuple[str, ...]) -> None:
-    """Raises an error unless BNS addresses are sorted by task number.
+    """Raise an error unless BNS addresses are sorted by task number.
 
     Args:
         jobs: The addresses of all clients, by client id.
@@ -158,5 +158,5 @@ def check_bns_order(jobs: tuple[str, ...]) -> None:
 
 
 def shown(value: str) -> str:
-    """Quotes a value for a message, shortened: a job list may have thousands of entries."""
+    """Quote a value for a message, shortened: a job list may have thousands of entries."""
     return repr(value if len(value) <= 200 else f"{value[:200]}...")

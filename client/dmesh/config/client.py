@@ -26,7 +26,7 @@ class FoundVariables:
 
 
 def jobs() -> list[str]:
-    """Returns the address of every client, by client id: the entries of `DTENSOR_JOBS`.
+    """Return the address of every client, by client id: the entries of `DTENSOR_JOBS`.
 
     The list is empty in local mode, that is when the variable is unset or empty.
 
@@ -38,7 +38,7 @@ def jobs() -> list[str]:
 
 
 def num_clients() -> int:
-    """Returns the number of clients; 1 in local mode.
+    """Return the number of clients; 1 in local mode.
 
     Raises:
         ConfigurationError: `DTENSOR_JOBS` is malformed.
@@ -47,7 +47,7 @@ def num_clients() -> int:
 
 
 def client_id() -> int:
-    """Returns this client's id, from `DTENSOR_CLIENT_ID`: its index in `jobs()`, 0 by default.
+    """Return this client's id, from `DTENSOR_CLIENT_ID`: its index in `jobs()`, 0 by default.
 
     Raises:
         ConfigurationError: The variable is not an integer from 0 to `num_clients() - 1`.
@@ -56,7 +56,7 @@ def client_id() -> int:
 
 
 def job_name() -> str:
-    """Returns the job name that all clients share, from `DTENSOR_JOB_NAME`.
+    """Return the job name that all clients share, from `DTENSOR_JOB_NAME`.
 
     The default is `localhost` in local mode and `worker` otherwise.
 
@@ -67,7 +67,7 @@ def job_name() -> str:
 
 
 def full_job_name(task_id: int | None = None) -> str:
-    """Returns the job, replica and task part of a client's device names, such as `worker/replica:0/task:1`.
+    """Return the job, replica and task part of a client's device names, such as `worker/replica:0/task:1`.
 
     Args:
         task_id: Id of the client; this one if None.
@@ -82,7 +82,7 @@ def full_job_name(task_id: int | None = None) -> str:
 
 
 def heartbeat_enabled() -> bool:
-    """Returns whether `DTENSOR_ENABLE_HEARTBEAT` is on, which is the default.
+    """Return whether `DTENSOR_ENABLE_HEARTBEAT` is on, which is the default.
 
     dmesh itself ignores the variable: the coordination service always detects dead clients.
 
@@ -93,7 +93,7 @@ def heartbeat_enabled() -> bool:
 
 
 def check_client_id(client: int, count: int) -> None:
-    """Raises an error unless a number is the id of one of `count` clients.
+    """Raise an error unless a number is the id of one of `count` clients.
 
     Raises:
         ConfigurationError: There is no such client.
@@ -108,7 +108,7 @@ def check_client_id(client: int, count: int) -> None:
 
 
 def _variables() -> Mapping[str, str]:
-    """Returns the environment with the `DTENSOR_*` variables of the found cluster."""
+    """Return the environment with the `DTENSOR_*` variables of the found cluster."""
     environ, state = context.environment(), context.current_or_none()
     if state is not None:
         found = state.find(FoundVariables)

@@ -20,12 +20,12 @@ LONGEST_TIME = 1e8
 
 
 def text(environ: Mapping[str, str], variable: str) -> str | None:
-    """Returns a variable, stripped of white space; None if it is unset or empty."""
+    """Return a variable, stripped of white space; None if it is unset or empty."""
     return environ.get(variable, "").strip() or None
 
 
 def name(environ: Mapping[str, str], variable: str) -> str | None:
-    """Returns a variable that becomes part of device names; None if it is unset or empty.
+    """Return a variable that becomes part of device names; None if it is unset or empty.
 
     Raises:
         ConfigurationError: The value is malformed.
@@ -40,7 +40,7 @@ def name(environ: Mapping[str, str], variable: str) -> str | None:
 
 
 def address(environ: Mapping[str, str], variable: str) -> str | None:
-    """Returns a variable that is HOST:PORT; None if it is unset or empty.
+    """Return a variable that is HOST:PORT; None if it is unset or empty.
 
     Raises:
         ConfigurationError: The value is malformed.
@@ -52,7 +52,7 @@ def address(environ: Mapping[str, str], variable: str) -> str | None:
 
 
 def bind_host(environ: Mapping[str, str]) -> str | None:
-    """Returns `DMESH_BIND_HOST`, without brackets; None if it is unset or empty.
+    """Return `DMESH_BIND_HOST`, without brackets; None if it is unset or empty.
 
     Raises:
         ConfigurationError: The value is malformed.
@@ -70,7 +70,7 @@ def bind_host(environ: Mapping[str, str]) -> str | None:
 
 
 def interfaces(environ: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Returns the names in `DMESH_INTERFACES`, none for `0`; None if it is unset or empty.
+    """Return the names in `DMESH_INTERFACES`, none for `0`; None if it is unset or empty.
 
     Raises:
         ConfigurationError: The value is malformed.
@@ -93,7 +93,7 @@ def interfaces(environ: Mapping[str, str]) -> tuple[str, ...] | None:
 
 
 def token(environ: Mapping[str, str]) -> str | None:
-    """Returns `DMESH_TOKEN`; None if it is unset or empty.
+    """Return `DMESH_TOKEN`; None if it is unset or empty.
 
     Raises:
         ConfigurationError: The value is malformed.
@@ -108,7 +108,7 @@ def token(environ: Mapping[str, str]) -> str | None:
 
 
 def flag(environ: Mapping[str, str], variable: str) -> bool:
-    """Returns a variable as a truth value; False if it is unset or empty.
+    """Return a variable as a truth value; False if it is unset or empty.
 
     Raises:
         ConfigurationError: The value is malformed.
@@ -122,7 +122,7 @@ def flag(environ: Mapping[str, str], variable: str) -> bool:
 
 
 def number(environ: Mapping[str, str], variable: str, maximum: int, advice: str) -> int | None:
-    """Returns a variable as an integer from 1 to `maximum`; None if it is unset or empty.
+    """Return a variable as an integer from 1 to `maximum`; None if it is unset or empty.
 
     Raises:
         ConfigurationError: The value is malformed.
@@ -140,7 +140,7 @@ def number(environ: Mapping[str, str], variable: str, maximum: int, advice: str)
 def optional_seconds(
     environ: Mapping[str, str], variable: str, minimum: float, maximum: float
 ) -> float | None:
-    """Returns a variable as a number of seconds within limits; None if it is unset or empty.
+    """Return a variable as a number of seconds within limits; None if it is unset or empty.
 
     Raises:
         ConfigurationError: The value is malformed.
@@ -161,7 +161,7 @@ def optional_seconds(
 
 
 def seconds(environ: Mapping[str, str], variable: str, default: float) -> float:
-    """Returns a variable as a number of seconds greater than 0, or a default.
+    """Return a variable as a number of seconds greater than 0, or a default.
 
     Raises:
         ConfigurationError: The value is malformed.

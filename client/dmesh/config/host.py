@@ -37,7 +37,7 @@ class Listener:
 
 
 def listener_on(port: int) -> Listener | None:
-    """Returns the process that listens on a TCP port of this host; None if unknown.
+    """Return the process that listens on a TCP port of this host; None if unknown.
 
     The kernel shows the sockets of other users' processes only to root.
     """
@@ -52,7 +52,7 @@ def listener_on(port: int) -> Listener | None:
 
 
 def _listening_inodes(port: int) -> Iterator[str]:
-    """Yields the names of the sockets that listen on a port, as in `/proc/PID/fd`."""
+    """Yield the names of the sockets that listen on a port, as in `/proc/PID/fd`."""
     for table in ("tcp", "tcp6"):
         try:
             lines = (_PROC / "net" / table).read_text(encoding="ascii").splitlines()[1:]
@@ -65,7 +65,7 @@ def _listening_inodes(port: int) -> Iterator[str]:
 
 
 def _program(pid: int) -> str:
-    """Returns the program of a process without arguments, which may be secrets: `train.py`, `dmesh serve`."""
+    """Return the program of a process without arguments, which may be secrets: `train.py`, `dmesh serve`."""
     try:
         raw = (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")[:_MOST_ARGUMENTS]
     except OSError:
@@ -82,7 +82,7 @@ def _program(pid: int) -> str:
 
 
 def boot_id() -> str:
-    """Returns the random identity of the running kernel; empty if unknown.
+    """Return the random identity of the running kernel; empty if unknown.
 
     Processes with the same identity are on the same machine, even if they see different host names.
     """
@@ -93,7 +93,7 @@ def boot_id() -> str:
 
 
 def pid_namespace() -> str:
-    """Returns the identity of this process's pid namespace; empty if unknown.
+    """Return the identity of this process's pid namespace; empty if unknown.
 
     Process ids are comparable only if boot id and pid namespace are equal.
     """
@@ -105,7 +105,7 @@ def pid_namespace() -> str:
 
 
 def network_namespace() -> str:
-    """Returns the identity of this process's network namespace; empty if unknown.
+    """Return the identity of this process's network namespace; empty if unknown.
 
     Two processes share a loopback interface only if boot id and network namespace are equal.
     """
@@ -116,7 +116,7 @@ def network_namespace() -> str:
 
 
 def start_ticks(pid: int) -> int:
-    """Returns the start time of a process, in clock ticks since the boot; 0 if unknown.
+    """Return the start time of a process, in clock ticks since the boot; 0 if unknown.
 
     Process ids are reused, but a pair of id and start time is unique.
     """
@@ -125,7 +125,7 @@ def start_ticks(pid: int) -> int:
 
 
 def is_gone(pid: int, started: int) -> bool:
-    """Returns whether a process has certainly ended.
+    """Return whether a process has certainly ended.
 
     Args:
         pid: Its id, in this process's pid namespace.
@@ -150,13 +150,13 @@ def is_gone(pid: int, started: int) -> bool:
 
 
 def own_cpus() -> frozenset[int]:
-    """Returns the CPUs on which this process may run; all of them if the system does not tell."""
+    """Return the CPUs on which this process may run; all of them if the system does not tell."""
     known = hasattr(os, "sched_getaffinity")
     return frozenset(os.sched_getaffinity(0) if known else range(os.cpu_count() or 1))
 
 
 def numa_nodes(root: Path = Path("/")) -> dict[int, frozenset[int]]:
-    """Returns the CPUs of each NUMA node, by number; empty if /sys does not show them.
+    """Return the CPUs of each NUMA node, by number; empty if /sys does not show them.
 
     Args:
         root: The root of the file system.
@@ -167,7 +167,7 @@ def numa_nodes(root: Path = Path("/")) -> dict[int, frozenset[int]]:
 
 
 def own_nodes(root: Path = Path("/"), allowed: Collection[int] | None = None) -> dict[int, frozenset[int]]:
-    """Returns the CPUs of each NUMA node on which this process may run, by number, without empty nodes.
+    """Return the CPUs of each NUMA node on which this process may run, by number, without empty nodes.
 
     Args:
         root: The root of the file system.
@@ -178,7 +178,7 @@ def own_nodes(root: Path = Path("/"), allowed: Collection[int] | None = None) ->
 
 
 def cores(cpus: Collection[int], root: Path = Path("/")) -> list[frozenset[int]]:
-    """Groups CPUs by core; each CPU is its own group if /sys does not show the cores.
+    """Group CPUs by core; each CPU is its own group if /sys does not show the cores.
 
     Args:
         cpus: Numbers of the CPUs.
@@ -194,7 +194,7 @@ def cores(cpus: Collection[int], root: Path = Path("/")) -> list[frozenset[int]]
 
 
 def _cpu_list(path: Path) -> frozenset[int] | None:
-    """Returns the CPUs in a file such as `0-3,8-11`; None if it cannot be read."""
+    """Return the CPUs in a file such as `0-3,8-11`; None if it cannot be read."""
     try:
         ranges = [
             entry.partition("-") for entry in path.read_text(encoding="ascii").strip().split(",") if entry
@@ -207,7 +207,7 @@ def _cpu_list(path: Path) -> frozenset[int] | None:
 
 
 def _stat(pid: int) -> list[str]:
-    """Returns the fields of /proc/PID/stat after the program's name; none if they cannot be read."""
+    """Return the fields of /proc/PID/stat after the program's name; none if they cannot be read."""
     try:
         text = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

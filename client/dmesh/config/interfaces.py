@@ -41,13 +41,13 @@ class Interface:
     """Megabits per second, as the driver reports it; 0 if unknown."""
 
     def describe(self) -> str:
-        """Returns its name, address and speed as text."""
+        """Return its name, address and speed as text."""
         speed = f", {self.speed} Mbit/s" if self.speed else ""
         return f"{self.name} ({self.address}{speed})"
 
 
 def _ipv4(name: str) -> Address | None:
-    """Returns the first IPv4 address of an interface from the kernel; /sys does not show it."""
+    """Return the first IPv4 address of an interface from the kernel; /sys does not show it."""
     request = struct.pack("256s", name.encode())
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
@@ -61,7 +61,7 @@ def _ipv4(name: str) -> Address | None:
 def look_at(
     name: str, root: Path = Path("/"), ipv4: Callable[[str], Address | None] = _ipv4
 ) -> Interface | str:
-    """Returns an interface, or the reason why it cannot be used.
+    """Return an interface, or the reason why it cannot be used.
 
     Args:
         name: Its name.
@@ -81,7 +81,7 @@ def look_at(
 
 
 def usable(root: Path = Path("/"), ipv4: Callable[[str], Address | None] = _ipv4) -> tuple[Interface, ...]:
-    """Returns the interfaces over which other hosts can be reached, sorted by name.
+    """Return the interfaces over which other hosts can be reached, sorted by name.
 
     These are Ethernet and InfiniBand interfaces with a link and a network address; a bond instead of its
     members. Loopback, bridges, tunnels, and interfaces on top of others, such as VLANs, are excluded.
@@ -109,7 +109,7 @@ def _leads_out(address: Address) -> bool:
 
 
 def check_exists(names: tuple[str, ...], root: Path = Path("/")) -> None:
-    """Raises an error for names of interfaces that this host does not have.
+    """Raise an error for names of interfaces that this host does not have.
 
     Args:
         names: `DMESH_INTERFACES`.

@@ -61,7 +61,7 @@ class FoundCluster:
     """The resolver that found it; None if there was none."""
 
     def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Returns the equivalent `DTENSOR_*` variables, which override those of `environ`."""
+        """Return the equivalent `DTENSOR_*` variables, which override those of `environ`."""
         named = environ.get("DTENSOR_JOB_NAME", "").strip() if self.reason else ""
         return {
             "DTENSOR_JOBS": ",".join(self.jobs),
@@ -71,7 +71,7 @@ class FoundCluster:
 
 
 def find_cluster(resolver: ClusterResolver | None) -> FoundCluster | None:
-    """Returns the cluster that this process joins; None for that of `DTENSOR_JOBS`, or for no cluster.
+    """Return the cluster that this process joins; None for that of `DTENSOR_JOBS`, or for no cluster.
 
     Args:
         resolver: Cluster resolver passed by the program.
@@ -107,7 +107,7 @@ def find_cluster(resolver: ClusterResolver | None) -> FoundCluster | None:
 
 
 def check_resolver(resolver: object) -> None:
-    """Raises an error unless an argument is a cluster resolver or None.
+    """Raise an error unless an argument is a cluster resolver or None.
 
     Raises:
         ArgumentTypeError: The argument has another type.
@@ -120,7 +120,7 @@ def check_resolver(resolver: object) -> None:
 
 
 def detect() -> FoundCluster | None:
-    """Returns the cluster of the launcher that started this process; None if there is none.
+    """Return the cluster of the launcher that started this process; None if there is none.
 
     `DTENSOR_JOBS` and `DMESH_LAUNCHER=none` switch the detection off.
 
@@ -170,7 +170,7 @@ def detect() -> FoundCluster | None:
 
 
 def _of_a_number(environ: Mapping[str, str]) -> FoundCluster | None:
-    """Returns the cluster of `DMESH_NUM_CLIENTS` clients, which meet at a coordinator; None if it is not set.
+    """Return the cluster of `DMESH_NUM_CLIENTS` clients, which meet at a coordinator; None if it is not set.
 
     Raises:
         ConfigurationError: `DMESH_NUM_CLIENTS`, `DTENSOR_CLIENT_ID` or `DMESH_PORT_BASE` is malformed, or
@@ -205,7 +205,7 @@ def _of_a_number(environ: Mapping[str, str]) -> FoundCluster | None:
 def load_settings(
     resolver: ClusterResolver | None, backend: object
 ) -> tuple[Settings, Mapping[str, str], ClusterResolver | None]:
-    """Reads and checks the settings of this process, with the cluster that it joins.
+    """Read and check the settings of this process, with the cluster that it joins.
 
     Args:
         resolver: Cluster resolver passed by the program; overrides `DTENSOR_JOBS` and launchers.
@@ -268,7 +268,7 @@ def _cluster_of(resolver: ClusterResolver, source: str) -> FoundCluster | None:
 
 
 def _client_jobs(jobs: list[str], source: str) -> list[str]:
-    """Returns the jobs whose tasks are clients, in order; the last one is the job name of all clients."""
+    """Return the jobs whose tasks are clients, in order; the last one is the job name of all clients."""
     if len(jobs) == 1:
         return jobs
     taking_part = [job for job in jobs if job not in _ASIDE]

@@ -143,7 +143,7 @@ class Settings:
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None, *, backend: object = None) -> Settings:
-        """Reads and checks all variables.
+        """Read and check all variables.
 
         Args:
             environ: The variables; None for the process's environment.
@@ -287,7 +287,7 @@ VARIABLES: Mapping[str, str] = {
 
 
 def read_jobs(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns the clients' addresses from `DTENSOR_JOBS`, by client id; empty in local mode.
+    """Return the clients' addresses from `DTENSOR_JOBS`, by client id; empty in local mode.
 
     Raises:
         ConfigurationError: An entry is empty, malformed or a duplicate, or BNS addresses are not sorted.
@@ -322,7 +322,7 @@ def read_jobs(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def read_client_id(environ: Mapping[str, str], num_jobs: int) -> int:
-    """Returns this client's id from `DTENSOR_CLIENT_ID`, default 0.
+    """Return this client's id from `DTENSOR_CLIENT_ID`, default 0.
 
     Args:
         environ: The environment variables.
@@ -349,7 +349,7 @@ def read_client_id(environ: Mapping[str, str], num_jobs: int) -> int:
 
 
 def read_num_clients(environ: Mapping[str, str]) -> int | None:
-    """Returns `DMESH_NUM_CLIENTS`, None if it is not set.
+    """Return `DMESH_NUM_CLIENTS`, None if it is not set.
 
     Raises:
         ConfigurationError: The value is not a positive integer.
@@ -358,7 +358,7 @@ def read_num_clients(environ: Mapping[str, str]) -> int | None:
 
 
 def read_job_name(environ: Mapping[str, str], *, multi_client: bool) -> str:
-    """Returns the job name from `DTENSOR_JOB_NAME`; default `worker`, or `localhost` in local mode.
+    """Return the job name from `DTENSOR_JOB_NAME`; default `worker`, or `localhost` in local mode.
 
     Raises:
         ConfigurationError: The name has characters that are not valid in a device name.
@@ -367,7 +367,7 @@ def read_job_name(environ: Mapping[str, str], *, multi_client: bool) -> str:
 
 
 def read_heartbeat(environ: Mapping[str, str]) -> bool:
-    """Returns `DTENSOR_ENABLE_HEARTBEAT` as a truth value, default True.
+    """Return `DTENSOR_ENABLE_HEARTBEAT` as a truth value, default True.
 
     Raises:
         ConfigurationError: The value is not a truth value.
@@ -383,7 +383,7 @@ def read_heartbeat(environ: Mapping[str, str]) -> bool:
 
 
 def read_num_cpu_devices(environ: Mapping[str, str]) -> int | None:
-    """Returns `DMESH_NUM_CPU_DEVICES`, None if it is not set.
+    """Return `DMESH_NUM_CPU_DEVICES`, None if it is not set.
 
     Raises:
         ConfigurationError: The value is not a positive integer.
@@ -397,7 +397,7 @@ def read_num_cpu_devices(environ: Mapping[str, str]) -> int | None:
 
 
 def read_backend(environ: Mapping[str, str], argument: object = None) -> str:
-    """Returns the backend of the data plane, from an argument or `DMESH_BACKEND`; default `tcp`.
+    """Return the backend of the data plane, from an argument or `DMESH_BACKEND`; default `tcp`.
 
     Raises:
         ConfigurationError: The backend does not exist.
@@ -416,7 +416,7 @@ def read_backend(environ: Mapping[str, str], argument: object = None) -> str:
 
 
 def read_native(environ: Mapping[str, str]) -> bool | None:
-    """Returns `DMESH_NATIVE` as a truth value, None if it is not set or `auto`.
+    """Return `DMESH_NATIVE` as a truth value, None if it is not set or `auto`.
 
     Raises:
         ConfigurationError: The value is not 0, 1 or auto.

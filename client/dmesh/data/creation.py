@@ -25,11 +25,11 @@ class Creation(ABC):
     @classmethod
     @abstractmethod
     def _of(cls, node: Node) -> Self:
-        """Returns the dataset of a pipeline."""
+        """Return the dataset of a pipeline."""
 
     @classmethod
     def from_tensors(cls, tensors: Any) -> Self:
-        """Returns a dataset of one element.
+        """Return a dataset of one element.
 
         Args:
             tensors: The element; lists and numbers become arrays.
@@ -41,7 +41,7 @@ class Creation(ABC):
 
     @classmethod
     def from_tensor_slices(cls, tensors: Any) -> Self:
-        """Returns a dataset of the rows of arrays, along their first dimension.
+        """Return a dataset of the rows of arrays, along their first dimension.
 
         Args:
             tensors: A structure of arrays with equal first lengths. They are not copied: do not change them.
@@ -54,7 +54,7 @@ class Creation(ABC):
 
     @classmethod
     def range(cls, *args: int, output_type: DTypeLike = np.int64) -> Self:
-        """Returns a dataset of integers; the arguments are those of Python's `range`.
+        """Return a dataset of integers; the arguments are those of Python's `range`.
 
         Raises:
             ArgumentTypeError: An argument is not an integer, or their number is wrong.
@@ -71,7 +71,7 @@ class Creation(ABC):
     def from_generator(
         cls, generator: Callable[..., Iterable[Any]], output_signature: Any = None, args: tuple[Any, ...] = ()
     ) -> Self:
-        """Returns a dataset of the items of an iterator.
+        """Return a dataset of the items of an iterator.
 
         Args:
             generator: Function that returns a new iterator each time the dataset is read.
@@ -92,7 +92,7 @@ class Creation(ABC):
 
     @classmethod
     def from_iterable(cls, iterable: Iterable[Any] | Self, output_signature: Any = None) -> Self:
-        """Returns a dataset of the items of an iterable that can be iterated many times.
+        """Return a dataset of the items of an iterable that can be iterated many times.
 
         A list of arrays counts as a tuple: loaders of batches yield such lists.
 
@@ -128,7 +128,7 @@ class Creation(ABC):
 
     @classmethod
     def from_npy(cls, paths: files.Files) -> Self:
-        """Returns a dataset of the rows of `.npy` files, which are mapped into memory.
+        """Return a dataset of the rows of `.npy` files, which are mapped into memory.
 
         Args:
             paths: A path, a pattern such as `data/*.npy`, or several of them.
@@ -146,7 +146,7 @@ class Creation(ABC):
         names: Iterable[str] | None = None,
         max_unpacked_bytes: int = files.MOST_UNPACKED,
     ) -> Self:
-        """Returns a dataset of the rows of the arrays in `.npz` files, as dicts.
+        """Return a dataset of the rows of the arrays in `.npz` files, as dicts.
 
         Arrays that are not compressed (`numpy.savez`) are mapped into memory, others are unpacked.
 
@@ -173,7 +173,7 @@ class Creation(ABC):
         delimiter: str = ",",
         encoding: str = "utf-8-sig",
     ) -> Self:
-        """Returns a dataset of the lines of CSV files.
+        """Return a dataset of the lines of CSV files.
 
         Args:
             paths: A path, a pattern such as `data/*.csv`, or several of them.
@@ -203,7 +203,7 @@ class Creation(ABC):
         *,
         compression_type: str | None = None,
     ) -> Self:
-        """Returns a dataset of the records of TFRecord files.
+        """Return a dataset of the records of TFRecord files.
 
         Args:
             paths: A path, a pattern such as `data/*.tfrecord`, or several of them.
@@ -227,7 +227,7 @@ class Creation(ABC):
 
     @classmethod
     def from_parquet(cls, paths: files.Files, columns: Iterable[str] | None = None) -> Self:
-        """Returns a dataset of the rows of Parquet files, as dicts, one row group after the other.
+        """Return a dataset of the rows of Parquet files, as dicts, one row group after the other.
 
         Needs pyarrow: `pip install 'dmesh[parquet]'`.
 
@@ -246,7 +246,7 @@ class Creation(ABC):
 
     @classmethod
     def from_webdataset(cls, paths: files.Files, extensions: Iterable[str] | None = None) -> Self:
-        """Returns a dataset of the samples in WebDataset tar files: adjacent files with one base name.
+        """Return a dataset of the samples in WebDataset tar files: adjacent files with one base name.
 
         An element is a dict from extensions to arrays, with the base name as `__key__`. `.npy` becomes an
         array, `.cls` an integer, `.txt` a string; any other file becomes an array of its bytes. If the tar
@@ -266,7 +266,7 @@ class Creation(ABC):
 
     @classmethod
     def from_torch(cls, source: Any) -> Self:
-        """Returns a dataset of the elements of a PyTorch `DataLoader` or `Dataset`.
+        """Return a dataset of the elements of a PyTorch `DataLoader` or `Dataset`.
 
         Tensors become arrays (on the host, without gradient), lists become tuples.
 
@@ -280,7 +280,7 @@ class Creation(ABC):
 
     @classmethod
     def from_huggingface(cls, source: Any, columns: Iterable[str] | None = None) -> Self:
-        """Returns a dataset of the rows of a Hugging Face dataset, as dicts.
+        """Return a dataset of the rows of a Hugging Face dataset, as dicts.
 
         Args:
             source: A `datasets.Dataset` or `datasets.IterableDataset`: one split.

@@ -35,11 +35,11 @@ class CsvFiles(FileSource):
     """Encoding of the files."""
 
     def open_file(self, path: str) -> Cursor:
-        """Returns a cursor over the lines of one file."""
+        """Return a cursor over the lines of one file."""
         return Streamed(lambda: self._rows(path))
 
     def _rows(self, path: str) -> Iterator[Any]:
-        """Yields a dict of arrays without dimensions for each line, or a tuple if columns have no names."""
+        """Yield a dict of arrays without dimensions for each line, or a tuple if columns have no names."""
         try:
             with open(path, encoding=self.encoding, newline="") as file:
                 yield from self._read(
@@ -61,7 +61,7 @@ class CsvFiles(FileSource):
             raise FileFormatError(f"{path}:{line}: not valid CSV: {error}", path, line) from error
 
     def _wanted(self, path: str, reader: Any) -> tuple[int, list[tuple[str, int, np.dtype[Any]]]]:
-        """Returns the number of fields of a line, and name, position and dtype of the wanted ones."""
+        """Return the number of fields of a line, and name, position and dtype of the wanted ones."""
         if not isinstance(self.columns, Mapping):
             wanted = [(f"{index}", index, dtype) for index, dtype in enumerate(self.columns)]
             return len(wanted), wanted
@@ -101,22 +101,22 @@ class CsvFiles(FileSource):
         return values if isinstance(self.columns, Mapping) else tuple(values.values())
 
     def cardinality(self) -> int:
-        """Returns UNKNOWN_CARDINALITY: counting would take reading the files."""
+        """Return UNKNOWN_CARDINALITY: counting would take reading the files."""
         return UNKNOWN_CARDINALITY
 
     def spec(self) -> Any:
-        """Returns the specs of a line."""
+        """Return the specs of a line."""
         if isinstance(self.columns, Mapping):
             return {name: TensorSpec((), dtype) for name, dtype in self.columns.items()}
         return tuple(TensorSpec((), dtype) for dtype in self.columns)
 
     def sample(self) -> Any:
-        """Returns a line of zeros."""
+        """Return a line of zeros."""
         return map_structure(lambda spec: np.zeros((), spec.dtype), self.spec())
 
 
 def csv_columns(columns: Mapping[str, DTypeLike] | Sequence[DTypeLike]) -> Any:
-    """Returns the columns in the form of `CsvFiles.columns`.
+    """Return the columns in the form of `CsvFiles.columns`.
 
     Raises:
         ArgumentTypeError: `columns` is neither a dict nor a list, or a field cannot be read as a dtype.
@@ -166,7 +166,7 @@ def _parse(field: str, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _lines(path: str, file: IO[str]) -> Iterator[str]:
-    """Yields the lines of a file, of limited length."""
+    """Yield the lines of a file, of limited length."""
     number = 0
     while line := file.readline(LONGEST_LINE + 1):
         number += 1

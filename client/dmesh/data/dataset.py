@@ -68,7 +68,7 @@ class Dataset(Creation):
 
     @staticmethod
     def zip(*args: Dataset | tuple[Dataset, ...], datasets: Any = None) -> Dataset:
-        """Returns a dataset of tuples with one element of each dataset, as long as the shortest one.
+        """Return a dataset of tuples with one element of each dataset, as long as the shortest one.
 
         Args:
             *args: The datasets.
@@ -93,7 +93,7 @@ class Dataset(Creation):
         num_parallel_calls: int | None = None,
         deterministic: bool | None = None,
     ) -> Dataset:
-        """Combines several elements into one, whose arrays have one more dimension.
+        """Combine several elements into one, whose arrays have one more dimension.
 
         Args:
             batch_size: Number of elements.
@@ -108,11 +108,11 @@ class Dataset(Creation):
         return Dataset(Batch(self._node, size, bool(drop_remainder)))
 
     def unbatch(self) -> Dataset:
-        """Splits each element into its rows. The inverse of `batch`."""
+        """Split each element into its rows. The inverse of `batch`."""
         return Dataset(rebatching.Unbatch(self._node))
 
     def rebatch(self, batch_size: int | Sequence[int], drop_remainder: bool = False) -> Dataset:
-        """Changes the batch size, like `unbatch` and then `batch`.
+        """Change the batch size, like `unbatch` and then `batch`.
 
         Args:
             batch_size: Number of rows; or several numbers, which are used in turn.
@@ -130,7 +130,7 @@ class Dataset(Creation):
     def shuffle(
         self, buffer_size: int, seed: int | None = None, reshuffle_each_iteration: bool = True
     ) -> Dataset:
-        """Draws each element at random from a buffer of the next `buffer_size` elements.
+        """Draw each element at random from a buffer of the next `buffer_size` elements.
 
         Args:
             buffer_size: Number of elements to draw from; that of the whole dataset for a uniform order.
@@ -146,7 +146,7 @@ class Dataset(Creation):
         return Dataset(Shuffle(self._node, size, number, bool(reshuffle_each_iteration)))
 
     def repeat(self, count: int | None = None) -> Dataset:
-        """Reads the dataset several times.
+        """Read the dataset several times.
 
         Args:
             count: Number of times; None or a negative number for ever.
@@ -162,7 +162,7 @@ class Dataset(Creation):
         *,
         processes: bool = False,
     ) -> Dataset:
-        """Applies a function to each element.
+        """Apply a function to each element.
 
         Mapping a function of whole batches after `batch` is much faster than mapping one of rows before it.
         The function is called in the order of the elements, and only for elements that are read, not for
@@ -192,7 +192,7 @@ class Dataset(Creation):
         return Dataset(mapping.Map(self._node, function, calls, bool(processes)))
 
     def filter(self, predicate: Callable[..., Any]) -> Dataset:
-        """Keeps the elements for which a function returns True.
+        """Keep the elements for which a function returns True.
 
         Args:
             predicate: Function with the arguments of `map_func` that returns a bool.
@@ -203,15 +203,15 @@ class Dataset(Creation):
         return Dataset(mapping.Filter(self._node, _callable("predicate", predicate)))
 
     def take(self, count: int) -> Dataset:
-        """Keeps the first `count` elements; all if it is negative."""
+        """Keep the first `count` elements; all if it is negative."""
         return Dataset(transforms.Take(self._node, check_integer("count", count)))
 
     def skip(self, count: int) -> Dataset:
-        """Drops the first `count` elements; all if it is negative."""
+        """Drop the first `count` elements; all if it is negative."""
         return Dataset(transforms.Skip(self._node, check_integer("count", count)))
 
     def shard(self, num_shards: int, index: int) -> Dataset:
-        """Keeps every `num_shards`-th element, starting at number `index`.
+        """Keep every `num_shards`-th element, starting at number `index`.
 
         Args:
             num_shards: Number of shards. If both numbers are `dmesh.data.experimental.SHARD_HINT`,
@@ -230,7 +230,7 @@ class Dataset(Creation):
         return Dataset(transforms.Shard(self._node, shards, shard))
 
     def concatenate(self, dataset: Dataset) -> Dataset:
-        """Appends the elements of another dataset.
+        """Append the elements of another dataset.
 
         Raises:
             ArgumentTypeError: Its elements have another structure, dtype or number of dimensions.
@@ -242,13 +242,13 @@ class Dataset(Creation):
         return Dataset(node)
 
     def enumerate(self, start: int = 0) -> Dataset:
-        """Pairs each element with its number, counted from `start`: `(number, element)`."""
+        """Pair each element with its number, counted from `start`: `(number, element)`."""
         first = check_integer("start", start)
         numbers = Range(range(first, min(first + _MANY, 2**63 - 1)), np.dtype(np.int64))
         return Dataset(transforms.Zip((numbers, self._node)))
 
     def prefetch(self, buffer_size: int) -> Dataset:
-        """Reads ahead in a thread.
+        """Read ahead in a thread.
 
         The iterator raises the thread's exceptions. The thread ends with the iterator.
 
@@ -262,7 +262,7 @@ class Dataset(Creation):
         return Dataset(Prefetch(self._node, check_integer("buffer_size", buffer_size, AUTOTUNE)))
 
     def apply(self, transformation_func: Callable[[Dataset], Dataset]) -> Dataset:
-        """Calls a function with the dataset, and returns its result, another dataset.
+        """Call a function with the dataset, and return its result, another dataset.
 
         Raises:
             ArgumentTypeError: The result is not a `Dataset`.
@@ -277,7 +277,7 @@ class Dataset(Creation):
     # -- properties, and reading -----------------------------------------------------------------------------
 
     def with_options(self, options: Options) -> Dataset:
-        """Returns the dataset with options, which override earlier ones.
+        """Return the dataset with options, which override earlier ones.
 
         Raises:
             ArgumentTypeError: `options` is not an `Options`.
@@ -287,7 +287,7 @@ class Dataset(Creation):
         return Dataset(transforms.WithOptions(self._node, deepcopy(options)))
 
     def options(self) -> Options:
-        """Returns the options of the dataset; later ones override earlier ones."""
+        """Return the options of the dataset; later ones override earlier ones."""
         options = Options()
         for node in walk(self._node):
             if isinstance(node, transforms.WithOptions):
@@ -310,7 +310,7 @@ class Dataset(Creation):
         return self._spec
 
     def cardinality(self) -> int:
-        """Returns the number of elements, `INFINITE_CARDINALITY`, or `UNKNOWN_CARDINALITY`."""
+        """Return the number of elements, `INFINITE_CARDINALITY`, or `UNKNOWN_CARDINALITY`."""
         return self._node.cardinality()
 
     def __len__(self) -> int:
@@ -328,11 +328,11 @@ class Dataset(Creation):
         return DatasetIterator(self._node)
 
     def as_numpy_iterator(self) -> DatasetIterator:
-        """Returns `iter(dataset)`: elements are NumPy arrays anyway."""
+        """Return `iter(dataset)`: elements are NumPy arrays anyway."""
         return iter(self)
 
     def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
-        """Reduces all elements to one value with a function.
+        """Reduce all elements to one value with a function.
 
         Args:
             initial_state: State for the first call.

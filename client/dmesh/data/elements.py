@@ -54,7 +54,7 @@ class TensorSpec:
         object.__setattr__(self, "name", name)
 
     def is_compatible_with(self, array: ArrayLike) -> bool:
-        """Returns whether an array has this dtype and a matching shape."""
+        """Return whether an array has this dtype and a matching shape."""
         given = np.asarray(array)
         return (
             _plain(given.dtype) == self.dtype
@@ -66,13 +66,13 @@ class TensorSpec:
 
     @classmethod
     def from_tensor(cls, array: ArrayLike, name: str | None = None) -> TensorSpec:
-        """Returns the spec of one array."""
+        """Return the spec of one array."""
         given = np.asarray(array)
         return cls(given.shape, given.dtype, name)
 
 
 def as_element(value: Any, what: str = "the element", *, lists_are_tuples: bool = False) -> Any:
-    """Returns a structure with all its leaves turned into arrays.
+    """Return a structure with all its leaves turned into arrays.
 
     Args:
         value: The structure.
@@ -127,12 +127,12 @@ def _as_array(value: Any, what: str) -> NDArray[Any]:
 
 
 def spec_of(element: Any) -> Any:
-    """Returns the structure of specs of one element."""
+    """Return the structure of specs of one element."""
     return map_structure(TensorSpec.from_tensor, element)
 
 
 def same_structure(element: Any, expected: Any, what: str) -> None:
-    """Raises DatasetError if the structures of an element and of `expected` differ."""
+    """Raise DatasetError if the structures of an element and of `expected` differ."""
     if outline(element) != outline(expected):
         raise DatasetError(
             f"{what} has the structure {outline(element)}, expected {outline(expected)}: all elements of a "
@@ -141,7 +141,7 @@ def same_structure(element: Any, expected: Any, what: str) -> None:
 
 
 def stack(elements: Sequence[Any]) -> Any:
-    """Returns the batch of several elements: one element whose arrays have theirs as rows.
+    """Return the batch of several elements: one element whose arrays have theirs as rows.
 
     Raises:
         DatasetError: Their structures, shapes or dtypes differ.
@@ -181,14 +181,14 @@ def _stack_arrays(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def empty_like(spec: Any) -> Any:
-    """Returns an element without rows: arrays of length 0 whose other lengths are those of the specs."""
+    """Return an element without rows: arrays of length 0 whose other lengths are those of the specs."""
     return map_structure(
         lambda leaf: np.empty((0, *(length or 0 for length in leaf.shape[1:])), leaf.dtype), spec
     )
 
 
 def check_integer(name: str, value: object, least: int | None = None) -> int:
-    """Returns an argument that must be an integer.
+    """Return an argument that must be an integer.
 
     Raises:
         ArgumentTypeError: The argument is not an integer.

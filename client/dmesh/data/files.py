@@ -48,7 +48,7 @@ _LOCAL_HEADER = struct.Struct("<26xHH")
 
 
 def as_files(files: Files) -> tuple[str, ...]:
-    """Returns paths, with each pattern replaced by its sorted matches.
+    """Return paths, with each pattern replaced by its sorted matches.
 
     Raises:
         ArgumentTypeError: A path is neither a str nor a path-like object.
@@ -77,18 +77,18 @@ class FileSource(Node):
     """Their paths."""
 
     def with_files(self, files: tuple[str, ...]) -> FileSource:
-        """Returns this source with other files."""
+        """Return this source with other files."""
         return dataclasses.replace(self, files=files)
 
     def open(self, reading: Reading) -> Cursor:
-        """Returns a cursor that opens one file after the other."""
+        """Return a cursor that opens one file after the other."""
         if len(self.files) == 1:
             return self.open_file(self.files[0])
         return Chunks([(None, partial(self.open_file, path)) for path in self.files])
 
     @abstractmethod
     def open_file(self, path: str) -> Cursor:
-        """Returns a cursor over the rows of one file."""
+        """Return a cursor over the rows of one file."""
 
 
 class _ArrayFiles(FileSource):
@@ -96,34 +96,34 @@ class _ArrayFiles(FileSource):
 
     @abstractmethod
     def load(self, path: str) -> Any:
-        """Returns the arrays of one file, mapped into memory if possible."""
+        """Return the arrays of one file, mapped into memory if possible."""
 
     def packed(self, path: str) -> bool:
-        """Returns whether a file must be unpacked to be read."""
+        """Return whether a file must be unpacked to be read."""
         return False
 
     def open(self, reading: Reading) -> Cursor:
-        """Returns a cursor with random access to the rows of all files, unless they must be unpacked."""
+        """Return a cursor with random access to the rows of all files, unless they must be unpacked."""
         if any(self.packed(path) for path in self.files):
             return super().open(reading)
         tables = reading.once(self, lambda: [self._checked(path) for path in self.files])
         return chained([Count(Arrays(*checked), checked[1]) for checked in tables])
 
     def open_file(self, path: str) -> Cursor:
-        """Returns a cursor over the rows of one file, as read-only views."""
+        """Return a cursor over the rows of one file, as read-only views."""
         arrays, rows = self._checked(path)
         return Count(Arrays(arrays, rows), rows)
 
     def cardinality(self) -> int:
-        """Returns the number of rows of all files, read from their headers."""
+        """Return the number of rows of all files, read from their headers."""
         return sum(self._checked(path)[1] for path in self.files)
 
     def sample(self) -> Any:
-        """Returns a row of the first file, or zeros if it has no rows."""
+        """Return a row of the first file, or zeros if it has no rows."""
         return Rows(Arrays(*self._checked(self.files[0])), self.name).sample()
 
     def spec(self) -> Any:
-        """Returns the specs of a row of the first file."""
+        """Return the specs of a row of the first file."""
         return spec_of(self.sample())
 
     def _checked(self, path: str) -> tuple[Any, int]:
@@ -146,7 +146,7 @@ class NpyFiles(_ArrayFiles):
     """`.npy` files."""
 
     def load(self, path: str) -> Any:
-        """Returns the file's array, mapped into memory."""
+        """Return the file's array, mapped into memory."""
         try:
             return np.load(path, mmap_mode="r", allow_pickle=False)
         except (ValueError, EOFError, OSError) as error:
@@ -163,14 +163,14 @@ class NpzFiles(_ArrayFiles):
     """Maximum size of an unpacked array, bytes."""
 
     def packed(self, path: str) -> bool:
-        """Returns whether one of the arrays is compressed."""
+        """Return whether one of the arrays is compressed."""
         if not zipfile.is_zipfile(path):
             return False  # load() raises the error
         with zipfile.ZipFile(path) as archive:
             return any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist())
 
     def load(self, path: str) -> Any:
-        """Returns the file's arrays by name: mapped into memory, or unpacked if they are compressed."""
+        """Return the file's arrays by name: mapped into memory, or unpacked if they are compressed."""
         try:
             with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
                 members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
@@ -211,7 +211,7 @@ class NpzFiles(_ArrayFiles):
 
 
 def _mapped(file: IO[bytes], info: zipfile.ZipInfo) -> NDArray[Any]:
-    """Maps an array that is stored uncompressed in a zip file."""
+    """Map an array that is stored uncompressed in a zip file."""
     file.seek(info.header_offset)
     name, extra = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
     start = info.header_offset + _LOCAL_HEADER.size + name + extra
@@ -223,7 +223,7 @@ def _mapped(file: IO[bytes], info: zipfile.ZipInfo) -> NDArray[Any]:
 
 
 def _header(file: IO[bytes], info: zipfile.ZipInfo) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Reads the header of a `.npy` file; returns shape, Fortran order, dtype and the header's length."""
+    """Read the header of a `.npy` file; return shape, Fortran order, dtype and the header's length."""
     start = file.tell()
     version = np.lib.format.read_magic(file)
     if version not in _HEADERS:

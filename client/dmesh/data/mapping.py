@@ -36,18 +36,18 @@ class Map(Transform):
     """True to call the function in processes instead of threads."""
 
     def open(self, reading: Reading) -> Cursor:
-        """Returns the source's cursor with another table, which calls the function on demand."""
+        """Return the source's cursor with another table, which calls the function on demand."""
         cursor = Pass(self.source.open(reading))
         pool = reading.once(self, lambda: _Pool(self.parallel, self.processes)) if self.parallel > 1 else None
         cursor.table = _Mapped(cursor.table, self.function, pool)
         return cursor
 
     def sample(self) -> Any:
-        """Returns the function's result for one element."""
+        """Return the function's result for one element."""
         return _apply(self.function, self.source.sample())
 
     def spec(self) -> Any:
-        """Returns the specs of the function's result for one element."""
+        """Return the specs of the function's result for one element."""
         sample = self.source.sample()
         specs = zip(flatten(sample), flatten(self.source.spec()), strict=True)
         lengths = {leaf.shape[0] for leaf, spec in specs if spec.shape and spec.shape[0] is None}
@@ -60,7 +60,7 @@ class Map(Transform):
         return map_structure(widened, spec_of(_apply(self.function, sample)))
 
     def batch_size(self) -> int | None:
-        """Returns None: the function may change the number of rows."""
+        """Return None: the function may change the number of rows."""
         return None
 
 
@@ -81,13 +81,13 @@ class _Mapped(Table):
         self.parallel = max(source.parallel, 1 if pool is None else pool.size)
 
     def get(self, key: Any) -> Any:
-        """Returns the function's result for one element."""
+        """Return the function's result for one element."""
         if self._pool is not None:
             return self.submit(key)()
         return _apply(self._function, self._source.get(key))
 
     def submit(self, key: Any) -> Callable[[], Any]:
-        """Starts calling the function, or making its argument."""
+        """Start calling the function, or making its argument."""
         argument = self._source.submit(key)
         if self._pool is not None:
             return self._pool.submit(self._function, argument)
@@ -108,7 +108,7 @@ class _Pool:
         self._executor: Executor | None = None
 
     def submit(self, function: Callable[..., Any], argument: Callable[[], Any]) -> Callable[[], Any]:
-        """Starts a call; returns a function that waits for its result."""
+        """Start a call; return a function that waits for its result."""
         if self._processes:
             return self._in_process(function, argument())
         if self._executor is None:
@@ -134,7 +134,7 @@ class _Pool:
         return wait
 
     def close(self) -> None:
-        """Ends threads and processes after their current calls."""
+        """End threads and processes after their current calls."""
         if self._executor is not None:
             self._executor.shutdown(wait=self._processes, cancel_futures=True)
 
@@ -157,11 +157,11 @@ class Filter(Transform):
     """Function with the arguments of `Map.function`."""
 
     def open(self, reading: Reading) -> Cursor:
-        """Returns a cursor that makes each element and calls the function with it."""
+        """Return a cursor that makes each element and calls the function with it."""
         return _Filtering(self.source.open(reading), self.predicate)
 
     def cardinality(self) -> int:
-        """Returns UNKNOWN_CARDINALITY."""
+        """Return UNKNOWN_CARDINALITY."""
         return UNKNOWN_CARDINALITY
 
 
@@ -179,7 +179,7 @@ class _Filtering(Pass):
             self.table = ELEMENTS
 
     def keys(self, count: int) -> list[Any]:
-        """Returns the next keys that the filter keeps."""
+        """Return the next keys that the filter keeps."""
         kept: list[Any] = []
         if self._reader is not None:
             for element in self._reader:
@@ -202,11 +202,11 @@ class _Filtering(Pass):
         return bool(kept)
 
     def state(self) -> Any:
-        """Returns the source's position."""
+        """Return the source's position."""
         return self.source.state() if self._reader is None else self._reader.position()
 
     def restore(self, state: Any) -> None:
-        """Moves the source."""
+        """Move the source."""
         if self._reader is None:
             self.source.restore(state)
         else:
@@ -214,12 +214,12 @@ class _Filtering(Pass):
 
 
 def _call(function: Callable[..., Any], element: Any) -> Any:
-    """Calls a function of the user with an element; the items of a tuple are its arguments."""
+    """Call a function of the user with an element; the items of a tuple are its arguments."""
     return function(*element) if type(element) is tuple else function(element)
 
 
 def check_portable(function: Callable[..., Any]) -> None:
-    """Raises ArgumentTypeError unless other processes can import a function."""
+    """Raise ArgumentTypeError unless other processes can import a function."""
     try:
         ForkingPickler.dumps(function)
     except Exception as error:
@@ -230,5 +230,5 @@ def check_portable(function: Callable[..., Any]) -> None:
 
 
 def processors() -> int:
-    """Returns the number of concurrent calls for `num_parallel_calls=AUTOTUNE`."""
+    """Return the number of concurrent calls for `num_parallel_calls=AUTOTUNE`."""
     return max(2, os.cpu_count() or 1)

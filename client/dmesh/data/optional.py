@@ -27,7 +27,7 @@ class Optional:
 
     @staticmethod
     def from_value(value: Any) -> Optional:
-        """Returns an `Optional` with a value.
+        """Return an `Optional` with a value.
 
         Args:
             value: The value, a structure of arrays.
@@ -36,7 +36,7 @@ class Optional:
 
     @staticmethod
     def empty(element_spec: Any = None) -> Optional:
-        """Returns an `Optional` without a value.
+        """Return an `Optional` without a value.
 
         Args:
             element_spec: Spec of the missing value.
@@ -53,11 +53,11 @@ class Optional:
         return self._find_spec()
 
     def has_value(self) -> bool:
-        """Returns whether there is a value."""
+        """Return whether there is a value."""
         return bool(self._values)
 
     def get_value(self) -> Any:
-        """Returns the value.
+        """Return the value.
 
         Raises:
             DatasetError: There is no value.

@@ -75,7 +75,7 @@ class DistributeOptions:
         return f"DistributeOptions(auto_shard_policy={self.auto_shard_policy!s}{devices})"
 
     def take(self, others: DistributeOptions) -> None:
-        """Copies options from `others` that are not set here."""
+        """Copy options from `others` that are not set here."""
         if self._auto_shard_policy is None:
             self._auto_shard_policy = others._auto_shard_policy
         if self._num_devices is None:

@@ -26,11 +26,11 @@ class ParquetFiles(FileSource):
     """Names of the columns to read; None for all."""
 
     def open(self, reading: Reading) -> Cursor:
-        """Returns a cursor that reads one row group at a time, and no skipped ones."""
+        """Return a cursor that reads one row group at a time, and no skipped ones."""
         return Chunks([part for path in self.files for part in self._groups(path)])
 
     def open_file(self, path: str) -> Cursor:
-        """Returns a cursor over the rows of one file."""
+        """Return a cursor over the rows of one file."""
         return Chunks(self._groups(path))
 
     def _groups(self, path: str) -> list[tuple[int, partial[Cursor]]]:
@@ -71,7 +71,7 @@ class ParquetFiles(FileSource):
         return Count(_Ragged(columns) if ragged else Arrays(columns, size), size)
 
     def cardinality(self) -> int:
-        """Returns the number of rows, read from the files' metadata."""
+        """Return the number of rows, read from the files' metadata."""
         return sum(int(self._opened(path).metadata.num_rows) for path in self.files)
 
 
@@ -82,12 +82,12 @@ class _Ragged(Table):
         self._columns = columns
 
     def get(self, key: Any) -> Any:
-        """Returns a row as a dict."""
+        """Return a row as a dict."""
         return {name: np.asarray(column[key]) for name, column in self._columns.items()}
 
 
 def _column(path: str, name: str, column: Any) -> Any:
-    """Returns a column as an array of its rows; as a list of arrays, if their lengths differ."""
+    """Return a column as an array of its rows; as a list of arrays, if their lengths differ."""
     import pyarrow
     from pyarrow import types
 

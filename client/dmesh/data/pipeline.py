@@ -72,7 +72,7 @@ class Reading:
 
     @classmethod
     def begin(cls, node: Node, *, counts: bool = True) -> Reading:
-        """Begins another reading of a pipeline.
+        """Begin another reading of a pipeline.
 
         Args:
             node: The last node.
@@ -86,7 +86,7 @@ class Reading:
         return cls(orders, tuple(shared))
 
     def once(self, node: Node, make: Callable[[], T]) -> T:
-        """Returns an object of a node that is made once for this reading; `close` closes it."""
+        """Return an object of a node that is made once for this reading; `close` closes it."""
         place = self.branches, id(node)
         if place not in self.made:
             self.made[place] = make()
@@ -94,29 +94,29 @@ class Reading:
         return made
 
     def close(self) -> None:
-        """Closes the objects that were made for the reading."""
+        """Close the objects that were made for the reading."""
         for made in self.made.values():
             if hasattr(made, "close"):
                 made.close()
 
     def order(self, node: Node) -> Order:
-        """Returns a shuffle's entropy, and the number of this reading for it."""
+        """Return a shuffle's entropy, and the number of this reading for it."""
         return self.orders[self.branches, id(node)]
 
     def repetition(self, number: int) -> Reading:
-        """Returns the context of one repetition."""
+        """Return the context of one repetition."""
         return dataclasses.replace(self, repetitions=(*self.repetitions, number))
 
     def branch(self, index: int) -> Reading:
-        """Returns the context of one of several inputs."""
+        """Return the context of one of several inputs."""
         return dataclasses.replace(self, branches=(*self.branches, index))
 
     def state(self) -> list[list[int]]:
-        """Returns the orders, to be restored."""
+        """Return the orders, to be restored."""
         return [[order.entropy, order.readings] for order in self.orders.values()]
 
     def restore(self, state: Sequence[Sequence[int]]) -> None:
-        """Adopts the orders of another reading; later readings continue from there.
+        """Adopt the orders of another reading; later readings continue from there.
 
         Raises:
             DatasetError: The orders are those of another pipeline.
@@ -158,20 +158,20 @@ class Node(ABC):
         return ()
 
     def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
-        """Returns this node with other inputs."""
+        """Return this node with other inputs."""
         assert not inputs
         return self
 
     @abstractmethod
     def open(self, reading: Reading) -> Cursor:
-        """Returns a cursor at the first element."""
+        """Return a cursor at the first element."""
 
     @abstractmethod
     def cardinality(self) -> int:
-        """Returns the number of elements, or one of the two constants."""
+        """Return the number of elements, or one of the two constants."""
 
     def sample(self) -> Any:
-        """Returns an element from which structure, dtypes and shapes are inferred.
+        """Return an element from which structure, dtypes and shapes are inferred.
 
         Raises:
             DatasetError: The dataset is empty.
@@ -190,11 +190,11 @@ class Node(ABC):
         )
 
     def spec(self) -> Any:
-        """Returns the structure of specs of all elements. Reads an element if necessary."""
+        """Return the structure of specs of all elements. Read an element if necessary."""
         return spec_of(self.sample())
 
     def batch_size(self) -> int | None:
-        """Returns the number of rows of all elements but the last; None if it is not known."""
+        """Return the number of rows of all elements but the last; None if it is not known."""
         return None
 
 
@@ -211,42 +211,42 @@ class Transform(Node):
         return (self.source,)
 
     def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
-        """Returns this transform with another input."""
+        """Return this transform with another input."""
         [source] = inputs
         return dataclasses.replace(self, source=source)
 
     def cardinality(self) -> int:
-        """Returns the number of the source's elements."""
+        """Return the number of the source's elements."""
         return self.source.cardinality()
 
     def sample(self) -> Any:
-        """Returns an element of the source."""
+        """Return an element of the source."""
         return self.source.sample()
 
     def spec(self) -> Any:
-        """Returns the source's specs."""
+        """Return the source's specs."""
         return self.source.spec()
 
     def batch_size(self) -> int | None:
-        """Returns the source's batch size."""
+        """Return the source's batch size."""
         return self.source.batch_size()
 
 
 def walk(node: Node) -> Iterator[Node]:
-    """Yields a node and all its direct and indirect inputs."""
+    """Yield a node and all its direct and indirect inputs."""
     yield node
     for below in node.inputs:
         yield from walk(below)
 
 
 def transform(node: Node, change: Callable[[Node], Node]) -> Node:
-    """Returns a pipeline with every node replaced by the result of `change`, sources first."""
+    """Return a pipeline with every node replaced by the result of `change`, sources first."""
     inputs = tuple(transform(below, change) for below in node.inputs)
     return change(node.with_inputs(inputs) if inputs else node)
 
 
 def static_batch_size(node: Node) -> int | None:
-    """Returns the number of rows of all elements but the last, if the transforms or the spec tell."""
+    """Return the number of rows of all elements but the last, if the transforms or the spec tell."""
     known = node.batch_size()
     if known is not None:
         return known
@@ -255,7 +255,7 @@ def static_batch_size(node: Node) -> int | None:
 
 
 def uneven(spec: Any) -> Any:
-    """Returns specs with unknown first lengths."""
+    """Return specs with unknown first lengths."""
     return map_structure(
         lambda leaf: TensorSpec((None, *leaf.shape[1:]), leaf.dtype) if leaf.shape else leaf, spec
     )

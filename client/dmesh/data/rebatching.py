@@ -25,19 +25,19 @@ class _Rows(Transform):
     """A transform of the rows of the source's elements."""
 
     def sample(self) -> Any:
-        """Returns an element of the source."""
+        """Return an element of the source."""
         return self.source.sample()
 
     def spec(self) -> Any:
-        """Returns the source's specs, with any number of rows."""
+        """Return the source's specs, with any number of rows."""
         return uneven(self.source.spec())
 
     def batch_size(self) -> int | None:
-        """Returns None: the number of rows varies."""
+        """Return None: the number of rows varies."""
         return None
 
     def cardinality(self) -> int:
-        """Returns UNKNOWN_CARDINALITY, unless the source is empty or infinite."""
+        """Return UNKNOWN_CARDINALITY, unless the source is empty or infinite."""
         number = self.source.cardinality()
         return number if number in (0, -1) else UNKNOWN_CARDINALITY
 
@@ -47,11 +47,11 @@ class Unbatch(_Rows):
     """Splits each element into its rows."""
 
     def open(self, reading: Reading) -> Cursor:
-        """Returns a cursor over the rows."""
+        """Return a cursor over the rows."""
         return _Unbatching(self.source.open(reading), "unbatch()")
 
     def sample(self) -> Any:
-        """Returns a row."""
+        """Return a row."""
         reading = Reading.begin(self, counts=False)
         reader = Reader(self.open(reading))
         try:
@@ -63,7 +63,7 @@ class Unbatch(_Rows):
         return super().sample()
 
     def spec(self) -> Any:
-        """Returns the source's specs without the first dimension."""
+        """Return the source's specs without the first dimension."""
         return map_structure(lambda leaf: TensorSpec(leaf.shape[1:], leaf.dtype), self.source.spec())
 
 
@@ -81,11 +81,11 @@ class Rebatch(_Rows):
     """True to drop a last batch with fewer rows."""
 
     def open(self, reading: Reading) -> Cursor:
-        """Returns a cursor over the new batches."""
+        """Return a cursor over the new batches."""
         return _Rebatching(self.source.open(reading), self)
 
     def none(self) -> Any:
-        """Returns a batch without rows."""
+        """Return a batch without rows."""
         return empty_like(self.spec())
 
 
@@ -97,11 +97,11 @@ class Split(_Rows):
     """Number of parts."""
 
     def open(self, reading: Reading) -> Cursor:
-        """Returns a cursor over the parts."""
+        """Return a cursor over the parts."""
         return _Splitting(self.source.open(reading), self.parts)
 
     def cardinality(self) -> int:
-        """Returns the number of parts."""
+        """Return the number of parts."""
         number = self.source.cardinality()
         return number if number < 0 else number * self.parts
 
@@ -123,7 +123,7 @@ class _Batched(Cursor):
         self.lazy = source.lazy and self._rows is not None
 
     def next_batch(self) -> Any:
-        """Returns the next batch, or its keys; None at the end."""
+        """Return the next batch, or its keys; None at the end."""
         if self._reader is not None:
             return next(self._reader, None)
         for keys in self._source.keys(1):
@@ -131,11 +131,11 @@ class _Batched(Cursor):
         return None
 
     def length(self, batch: Any) -> int:
-        """Returns the number of rows of a batch."""
+        """Return the number of rows of a batch."""
         return len(batch) if self._reader is None else rows_of(batch, self._what)
 
     def cut(self, batch: Any, start: int, stop: int) -> Any:
-        """Returns some rows of a batch."""
+        """Return some rows of a batch."""
         if self._rows is None:
             return cut(batch, start, stop)
         if isinstance(batch, NoRows):
@@ -144,18 +144,18 @@ class _Batched(Cursor):
         return keys if len(keys) else NoRows(lambda: cut(gather(like), 0, 0))
 
     def state(self) -> Any:
-        """Returns the position after the last batch."""
+        """Return the position after the last batch."""
         return self._source.state() if self._reader is None else self._reader.position()
 
     def restore(self, state: Any) -> None:
-        """Moves the source."""
+        """Move the source."""
         if self._reader is None:
             self._source.restore(state)
         else:
             self._reader.move(state)
 
     def close(self) -> None:
-        """Ends the source's reading."""
+        """End the source's reading."""
         self._source.close()
 
 
@@ -181,13 +181,13 @@ class _InParts(_Batched):
         return start, self._given
 
     def state(self) -> list[Any]:
-        """Returns the position before the current batch, and the number of parts read."""
+        """Return the position before the current batch, and the number of parts read."""
         if self._given == self._total:
             return [super().state(), 0]
         return [self._before, self._given]
 
     def restore(self, state: Any) -> None:
-        """Moves into a batch."""
+        """Move into a batch."""
         before, given = state
         super().restore(before)
         self.skip(given)
@@ -202,7 +202,7 @@ class _Unbatching(_InParts):
             self.table = self._rows
 
     def keys(self, count: int) -> Keys:
-        """Returns keys of rows of one batch."""
+        """Return keys of rows of one batch."""
         while self._given == self._total:
             if not self._begin():
                 return []
@@ -224,7 +224,7 @@ class _Splitting(_InParts):
         self._parts = parts
 
     def keys(self, count: int) -> list[Any]:
-        """Returns parts of one batch; of several batches, if they are complete and cost nothing."""
+        """Return parts of one batch; of several batches, if they are complete and cost nothing."""
         if self._given == self._total:
             if self.lazy and count >= self._parts:
                 batches = self._source.keys(count // self._parts)
@@ -255,7 +255,7 @@ class _Rebatching(_Batched):
         """First batch that was read, the model of batches without rows."""
 
     def keys(self, count: int) -> list[Any]:
-        """Returns the next batch."""
+        """Return the next batch."""
         wanted = self._node.sizes[self._turn]
         while self._available < wanted or not self._begun:
             if not self._read():
@@ -276,7 +276,7 @@ class _Rebatching(_Batched):
         return True
 
     def _take(self, rows: int) -> Any:
-        """Returns the first `rows` rows, which must have been read."""
+        """Return the first `rows` rows, which must have been read."""
         self._available -= rows
         taken = []
         while rows:
@@ -300,12 +300,12 @@ class _Rebatching(_Batched):
         return self._node.none() if self._rows is None else NoRows(self._node.none)
 
     def state(self) -> list[Any]:
-        """Returns the index of the size, and the position before the first batch with rows left and in it."""
+        """Return the index of the size, and the position before the first batch with rows left and in it."""
         before, _, gone = self._waiting[0] if self._waiting else (super().state(), None, 0)
         return [self._turn, self._begun, before, gone]
 
     def restore(self, state: Any) -> None:
-        """Moves into a batch."""
+        """Move into a batch."""
         self._turn, self._begun, before, gone = state
         super().restore(before)
         if gone:

@@ -96,7 +96,7 @@ class RecordFiles(FileSource):
     """Features to read of a `tf.train.Example` in each record; None for the records' bytes."""
 
     def open_file(self, path: str) -> Cursor:
-        """Returns a cursor over the records of one file, which are checked and parsed when needed."""
+        """Return a cursor over the records of one file, which are checked and parsed when needed."""
         return Streamed(lambda: self._read(path), _Parsed(path, self.features))
 
     def _read(self, path: str) -> Iterator[_Record]:
@@ -114,17 +114,17 @@ class RecordFiles(FileSource):
         return _Inflating(file) if self.compression else file
 
     def cardinality(self) -> int:
-        """Returns UNKNOWN_CARDINALITY: counting would take reading the files."""
+        """Return UNKNOWN_CARDINALITY: counting would take reading the files."""
         return UNKNOWN_CARDINALITY
 
     def spec(self) -> Any:
-        """Returns the specs of a record."""
+        """Return the specs of a record."""
         if self.features is None:
             return TensorSpec((None,), np.uint8)
         return {name: feature.spec for name, feature in self.features.items()}
 
     def sample(self) -> Any:
-        """Returns a record of zeros."""
+        """Return a record of zeros."""
         return map_structure(
             lambda spec: np.zeros([length or 0 for length in spec.shape], spec.dtype), self.spec()
         )
@@ -143,7 +143,7 @@ class _Parsed(Table):
         self._features = features
 
     def get(self, key: Any) -> Any:
-        """Verifies a record's checksum; returns its example or its bytes."""
+        """Verify a record's checksum; return its example or its bytes."""
         number, data, checksum = key
         try:
             if checksum != masked_crc32c(data):
@@ -160,7 +160,7 @@ def _unreadable(path: str, number: int, error: Exception) -> FileFormatError:
 
 
 def _records(file: _Reads) -> Iterator[tuple[bytes, int]]:
-    """Yields the data of the records of an open file, each with its stored checksum.
+    """Yield the data of the records of an open file, each with its stored checksum.
 
     Raises:
         ValueError: A length, or its checksum, is wrong.

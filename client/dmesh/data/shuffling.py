@@ -38,7 +38,7 @@ class Shuffle(Transform):
         object.__setattr__(self, "shuffled", Order(self.entropy if self.seed is None else self.seed))
 
     def open(self, reading: Reading) -> Cursor:
-        """Returns a cursor that draws keys."""
+        """Return a cursor that draws keys."""
         order = reading.order(self)
         numbers = (order.readings, *reading.repetitions) if self.reshuffle else (0,)
         entropy = [abs(order.entropy), int(order.entropy < 0), *numbers]
@@ -65,7 +65,7 @@ class _Drawing(Pass):
         """Keys that remain after the end of the source, in order."""
 
     def keys(self, count: int) -> Keys:
-        """Draws keys."""
+        """Draw keys."""
         if self._buffer is None:
             self._fill()
         if self._rest is None:
@@ -89,7 +89,7 @@ class _Drawing(Pass):
         return block
 
     def skip(self, count: int) -> int:
-        """Draws keys and drops them."""
+        """Draw keys and drop them."""
         return Cursor.skip(self, count)
 
     def _fill(self) -> None:
@@ -99,7 +99,7 @@ class _Drawing(Pass):
         self._buffer = filled if isinstance(filled, list) else as_array(filled).copy()
 
     def _exchange(self, count: int) -> Keys:
-        """Puts the source's next keys into the buffer, and returns the keys they replace."""
+        """Put the source's next keys into the buffer, and return the keys they replace."""
         if len(self._buffer) < self._size:
             return []  # the source has ended
         coming = self.source.keys(count)
@@ -121,11 +121,11 @@ class _Drawing(Pass):
         return drawn
 
     def state(self) -> list[Any]:
-        """Returns the source's initial position and the number of keys drawn; `restore` repeats the draws."""
+        """Return the source's initial position and the number of keys drawn; `restore` repeats the draws."""
         return [self.source.state() if self._buffer is None else self._start, self._given]
 
     def restore(self, state: Any) -> None:
-        """Draws all keys up to a position again."""
+        """Draw all keys up to a position again."""
         start, given = state
         self.source.restore(start)
         self.skip(given)

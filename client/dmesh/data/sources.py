@@ -38,33 +38,33 @@ class Rows(Node):
         return self._name
 
     def open(self, reading: Reading) -> Cursor:
-        """Returns a cursor over the rows."""
+        """Return a cursor over the rows."""
         return Count(self.table, self.size)
 
     def cardinality(self) -> int:
-        """Returns the number of rows."""
+        """Return the number of rows."""
         return self.size
 
     def spec(self) -> Any:
-        """Returns the specs of a row."""
+        """Return the specs of a row."""
         if isinstance(self.table, Arrays):
             return map_structure(lambda leaf: TensorSpec(leaf.shape[1:], leaf.dtype), self.table.arrays)
         return super().spec()
 
     def sample(self) -> Any:
-        """Returns a row, or zeros if there are no rows."""
+        """Return a row, or zeros if there are no rows."""
         if self.size or not isinstance(self.table, Arrays):
             return super().sample()
         return map_structure(lambda leaf: np.zeros(leaf.shape[1:], leaf.dtype), self.table.arrays)
 
 
 def single(element: Any) -> Rows:
-    """Returns a source of one element, a structure of arrays."""
+    """Return a source of one element, a structure of arrays."""
     return Rows(Arrays(map_structure(lambda leaf: leaf[None], element), 1), "from_tensors()")
 
 
 def slices(element: Any) -> Rows:
-    """Returns a source of the rows of arrays.
+    """Return a source of the rows of arrays.
 
     Args:
         element: A structure of arrays with equal first lengths. They are not copied.
@@ -96,15 +96,15 @@ class Range(Node):
     """Type of the arrays."""
 
     def open(self, reading: Reading) -> Cursor:
-        """Returns a cursor over the numbers."""
+        """Return a cursor over the numbers."""
         return Count(Numbers(self.numbers, self.dtype), len(self.numbers))
 
     def cardinality(self) -> int:
-        """Returns the number of numbers."""
+        """Return the number of numbers."""
         return len(self.numbers)
 
     def spec(self) -> Any:
-        """Returns the spec of a number."""
+        """Return the spec of a number."""
         return TensorSpec((), self.dtype)
 
 
@@ -128,7 +128,7 @@ class Iterated(Node):
     """Function that converts an item into a structure of arrays."""
 
     def open(self, reading: Reading) -> Cursor:
-        """Returns a cursor over the items, as arrays."""
+        """Return a cursor over the items, as arrays."""
         return Streamed(self._elements)
 
     def _elements(self) -> Generator[Any, None, None]:
@@ -152,11 +152,11 @@ class Iterated(Node):
                 close()
 
     def cardinality(self) -> int:
-        """Returns the number of elements."""
+        """Return the number of elements."""
         return self.length
 
     def sample(self) -> Any:
-        """Returns the first element; zeros if there are no elements, but a signature."""
+        """Return the first element; zeros if there are no elements, but a signature."""
         cursor = Streamed(self._elements)
         try:
             for element in cursor.keys(1):
@@ -170,11 +170,11 @@ class Iterated(Node):
         )
 
     def spec(self) -> Any:
-        """Returns the signature, or else the specs of the first element, with any number of rows."""
+        """Return the signature, or else the specs of the first element, with any number of rows."""
         return uneven(spec_of(self.sample())) if self.signature is None else self.signature
 
     def batch_size(self) -> int | None:
-        """Returns the number of rows of an element, if it is known."""
+        """Return the number of rows of an element, if it is known."""
         return self.rows
 
 

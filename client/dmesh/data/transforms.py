@@ -26,11 +26,11 @@ class Repeat(Transform):
     """Number of times; None for ever."""
 
     def open(self, reading: Reading) -> Cursor:
-        """Returns a cursor that opens the source for each repetition."""
+        """Return a cursor that opens the source for each repetition."""
         return _Repeating(lambda number: self.source.open(reading.repetition(number)), self.count)
 
     def cardinality(self) -> int:
-        """Returns the total number of elements of all repetitions."""
+        """Return the total number of elements of all repetitions."""
         once = self.source.cardinality()
         if once == 0 or self.count == 0:
             return 0
@@ -48,7 +48,7 @@ class _Repeating(Pass):
         self._empty = True
 
     def keys(self, count: int) -> Keys:
-        """Returns keys of the current repetition, or of the next one."""
+        """Return keys of the current repetition, or of the next one."""
         while self._count is None or self._number < self._count:
             if len(block := self.source.keys(count)):
                 self._empty = False
@@ -58,7 +58,7 @@ class _Repeating(Pass):
         return []
 
     def skip(self, count: int) -> int:
-        """Skips keys, across repetitions if necessary."""
+        """Skip keys, across repetitions if necessary."""
         skipped = 0
         while skipped < count and (self._count is None or self._number < self._count):
             step = self.source.skip(count - skipped)
@@ -69,7 +69,7 @@ class _Repeating(Pass):
         return skipped
 
     def _again(self) -> bool:
-        """Opens the source again, unless it is empty."""
+        """Open the source again, unless it is empty."""
         if self._empty:
             self._count = 0
             return False
@@ -82,11 +82,11 @@ class _Repeating(Pass):
         return True
 
     def state(self) -> list[Any]:
-        """Returns the number of the repetition, and the position in it."""
+        """Return the number of the repetition, and the position in it."""
         return [self._number, self._empty, self.source.state()]
 
     def restore(self, state: Any) -> None:
-        """Opens one repetition."""
+        """Open one repetition."""
         self._number, self._empty, position = state
         if self._number:
             self.source.close()
@@ -102,12 +102,12 @@ class Take(Transform):
     """Number of elements; negative for all."""
 
     def open(self, reading: Reading) -> Cursor:
-        """Returns a cursor that ends early."""
+        """Return a cursor that ends early."""
         source = self.source.open(reading)
         return source if self.count < 0 else _Taking(source, self.count)
 
     def cardinality(self) -> int:
-        """Returns the number of the source's elements that remain."""
+        """Return the number of the source's elements that remain."""
         all_of_them = self.source.cardinality()
         if self.count < 0 or all_of_them == UNKNOWN_CARDINALITY:
             return 0 if self.count == 0 else all_of_them
@@ -120,7 +120,7 @@ class _Taking(Pass):
         self._left = count
 
     def keys(self, count: int) -> Keys:
-        """Returns the source's next keys; reads none beyond the last."""
+        """Return the source's next keys; read none beyond the last."""
         if not self._left:
             return []
         block = self.source.keys(min(count, self._left))
@@ -128,17 +128,17 @@ class _Taking(Pass):
         return block
 
     def skip(self, count: int) -> int:
-        """Skips keys."""
+        """Skip keys."""
         skipped = self.source.skip(min(count, self._left))
         self._left -= skipped
         return skipped
 
     def state(self) -> list[Any]:
-        """Returns the number of keys that are left."""
+        """Return the number of keys that are left."""
         return [self._left, self.source.state()]
 
     def restore(self, state: Any) -> None:
-        """Moves the source."""
+        """Move the source."""
         self._left, position = state
         self.source.restore(position)
 
@@ -151,12 +151,12 @@ class Skip(Transform):
     """Number of elements; negative for all."""
 
     def open(self, reading: Reading) -> Cursor:
-        """Returns a cursor that begins later."""
+        """Return a cursor that begins later."""
         source = self.source.open(reading)
         return _Taking(source, 0) if self.count < 0 else _Stepping(source, self.count, 1)
 
     def cardinality(self) -> int:
-        """Returns the number of the source's elements that remain."""
+        """Return the number of the source's elements that remain."""
         if self.count < 0:
             return 0
         all_of_them = self.source.cardinality()
@@ -173,7 +173,7 @@ class Shard(Transform):
     """Index of the shard."""
 
     def open(self, reading: Reading) -> Cursor:
-        """Returns a cursor over one shard.
+        """Return a cursor over one shard.
 
         Raises:
             ShardHintError: The shard was not set.
@@ -186,7 +186,7 @@ class Shard(Transform):
         return _Stepping(self.source.open(reading), self.index, self.num_shards)
 
     def cardinality(self) -> int:
-        """Returns the number of the source's elements in this shard."""
+        """Return the number of the source's elements in this shard."""
         all_of_them = self.source.cardinality()
         if all_of_them < 0 or self.num_shards == SHARD_HINT:
             return all_of_them
@@ -208,7 +208,7 @@ class _Stepping(Pass):
         self._step = step
 
     def keys(self, count: int) -> Keys:
-        """Returns the next kept keys; reads none beyond them."""
+        """Return the next kept keys; read none beyond them."""
         if self._gap:
             self._gap -= self.source.skip(self._gap)
             if self._gap:
@@ -219,7 +219,7 @@ class _Stepping(Pass):
         return kept
 
     def skip(self, count: int) -> int:
-        """Skips keys."""
+        """Skip keys."""
         if not count:
             return 0
         passed = self._gap + (count - 1) * self._step + 1
@@ -229,11 +229,11 @@ class _Stepping(Pass):
         return kept
 
     def state(self) -> list[Any]:
-        """Returns the number of keys to skip next, and the source's position."""
+        """Return the number of keys to skip next, and the source's position."""
         return [self._gap, self.source.state()]
 
     def restore(self, state: Any) -> None:
-        """Moves the source."""
+        """Move the source."""
         self._gap, position = state
         self.source.restore(position)
 
@@ -246,7 +246,7 @@ class WithOptions(Transform):
     """Options, which override those of the source."""
 
     def open(self, reading: Reading) -> Cursor:
-        """Returns the source's cursor."""
+        """Return the source's cursor."""
         return self.source.open(reading)
 
 
@@ -263,11 +263,11 @@ class _Several(Node):
         return self.sources
 
     def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
-        """Returns this node with other inputs."""
+        """Return this node with other inputs."""
         return type(self)(inputs)
 
     def batch_size(self) -> int | None:
-        """Returns the common batch size of all sources, if there is one."""
+        """Return the common batch size of all sources, if there is one."""
         sizes = {source.batch_size() for source in self.sources}
         return sizes.pop() if len(sizes) == 1 else None
 
@@ -276,22 +276,22 @@ class Zip(_Several):
     """Yields tuples with one element of each source, until one source ends."""
 
     def open(self, reading: Reading) -> Cursor:
-        """Returns a cursor whose keys are tuples of keys."""
+        """Return a cursor whose keys are tuples of keys."""
         return _Zipping([source.open(reading.branch(index)) for index, source in enumerate(self.sources)])
 
     def cardinality(self) -> int:
-        """Returns the smallest of the sources' cardinalities."""
+        """Return the smallest of the sources' cardinalities."""
         numbers = {source.cardinality() for source in self.sources}
         if UNKNOWN_CARDINALITY in numbers:
             return UNKNOWN_CARDINALITY
         return min(numbers - {INFINITE_CARDINALITY}, default=INFINITE_CARDINALITY)
 
     def sample(self) -> Any:
-        """Returns a tuple of samples."""
+        """Return a tuple of samples."""
         return tuple(source.sample() for source in self.sources)
 
     def spec(self) -> Any:
-        """Returns the tuple of the sources' specs."""
+        """Return the tuple of the sources' specs."""
         return tuple(source.spec() for source in self.sources)
 
 
@@ -304,16 +304,16 @@ class _Columns(Table):
         self.parallel = max(table.parallel for table in tables)
 
     def get(self, key: Any) -> Any:
-        """Returns a tuple."""
+        """Return a tuple."""
         return tuple([table.get(own) for table, own in zip(self._tables, key, strict=True)])
 
     def submit(self, key: Any) -> Callable[[], Any]:
-        """Starts making the elements of a tuple."""
+        """Start making the elements of a tuple."""
         pending = [table.submit(own) for table, own in zip(self._tables, key, strict=True)]
         return lambda: tuple([wait() for wait in pending])
 
     def gather(self, keys: Keys) -> Any:
-        """Returns a tuple of batches."""
+        """Return a tuple of batches."""
         columns = zip(*as_list(keys), strict=True) if len(keys) else [[]] * len(self._tables)
         return tuple([table.gather(list(own)) for table, own in zip(self._tables, columns, strict=True)])
 
@@ -325,7 +325,7 @@ class _Zipping(Cursor):
         self.lazy = all(source.lazy for source in sources)
 
     def keys(self, count: int) -> Keys:
-        """Returns tuples of the sources' next keys."""
+        """Return tuples of the sources' next keys."""
         blocks = []
         for source in self._sources:
             blocks.append(as_list(read(source, count)))
@@ -335,22 +335,22 @@ class _Zipping(Cursor):
         return list(zip(*blocks, strict=False))
 
     def skip(self, count: int) -> int:
-        """Skips keys of all sources."""
+        """Skip keys of all sources."""
         for source in self._sources:
             count = source.skip(count)
         return count
 
     def state(self) -> list[Any]:
-        """Returns the sources' positions."""
+        """Return the sources' positions."""
         return [source.state() for source in self._sources]
 
     def restore(self, state: Any) -> None:
-        """Moves the sources."""
+        """Move the sources."""
         for source, position in zip(self._sources, state, strict=True):
             source.restore(position)
 
     def close(self) -> None:
-        """Ends the sources' readings."""
+        """End the sources' readings."""
         for source in self._sources:
             source.close()
 
@@ -359,12 +359,12 @@ class Concatenate(_Several):
     """Yields the elements of one source after those of the other."""
 
     def open(self, reading: Reading) -> Cursor:
-        """Returns a cursor over one source after the other."""
+        """Return a cursor over one source after the other."""
         cursors = [source.open(reading.branch(index)) for index, source in enumerate(self.sources)]
         return chained(cursors)
 
     def cardinality(self) -> int:
-        """Returns the sum of the sources' cardinalities."""
+        """Return the sum of the sources' cardinalities."""
         numbers = [source.cardinality() for source in self.sources]
         for special in (INFINITE_CARDINALITY, UNKNOWN_CARDINALITY):
             if special in numbers:
@@ -372,14 +372,14 @@ class Concatenate(_Several):
         return sum(numbers)
 
     def spec(self) -> Any:
-        """Returns specs that the elements of all sources match."""
+        """Return specs that the elements of all sources match."""
         first, *others = [source.spec() for source in self.sources]
         for other in others:
             first = map_structure(_wider, first, other)
         return first
 
     def check(self) -> None:
-        """Raises ArgumentTypeError unless the sources have compatible elements."""
+        """Raise ArgumentTypeError unless the sources have compatible elements."""
         first, *others = [source.spec() for source in self.sources]
         for other in others:
             try:

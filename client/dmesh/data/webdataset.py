@@ -37,7 +37,7 @@ class TarFiles(FileSource):
     """Extensions of the files to read, all of which each sample must have; None for all files."""
 
     def open_file(self, path: str) -> Cursor:
-        """Returns a cursor over the samples of one file."""
+        """Return a cursor over the samples of one file."""
         return Streamed(lambda: self._samples(path), _Samples(path, self.extensions))
 
     def _samples(self, path: str) -> Iterator[_Sample]:
@@ -72,12 +72,12 @@ class TarFiles(FileSource):
             raise FileFormatError(f"{path}: cannot be read as a tar file: {error}", path) from error
 
     def cardinality(self) -> int:
-        """Returns UNKNOWN_CARDINALITY: counting would take reading the files."""
+        """Return UNKNOWN_CARDINALITY: counting would take reading the files."""
         return UNKNOWN_CARDINALITY
 
 
 def _is_packed(path: str) -> bool:
-    """Returns whether a file is not a plain tar file, and so may be compressed."""
+    """Return whether a file is not a plain tar file, and so may be compressed."""
     with open(path, "rb") as file:
         try:
             tarfile.TarInfo.frombuf(file.read(tarfile.BLOCKSIZE), tarfile.ENCODING, "surrogateescape")
@@ -87,7 +87,7 @@ def _is_packed(path: str) -> bool:
 
 
 def _parted(name: str) -> tuple[str, str]:
-    """Returns base name and extension, which begins at the first dot of the last part of a path."""
+    """Return base name and extension, which begins at the first dot of the last part of a path."""
     folder, slash, file = name.rpartition("/")
     base, _, extension = file.partition(".")
     return folder + slash + base, extension
@@ -112,7 +112,7 @@ class _Samples(Table):
         self._extensions = extensions
 
     def get(self, key: Any) -> Any:
-        """Returns a sample as a dict of arrays."""
+        """Return a sample as a dict of arrays."""
         name, members = key
         missing = [extension for extension in self._extensions or () if extension not in members]
         if missing:

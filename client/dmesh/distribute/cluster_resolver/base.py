@@ -23,13 +23,13 @@ class ClusterResolver(abc.ABC):
 
     @abc.abstractmethod
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the current tasks of the cluster."""
+        """Return the current tasks of the cluster."""
 
     @abc.abstractmethod
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """Returns the address of the master, or of the given task.
+        """Return the address of the master, or of the given task.
 
         Args:
             task_type: Job of the task.
@@ -41,7 +41,7 @@ class ClusterResolver(abc.ABC):
         """
 
     def _master_or_own(self, task_type: str | None, task_id: int | None, rpc_layer: str | None) -> str:
-        """Returns the URL of a task, by default of this process's task; empty if unknown."""
+        """Return the URL of a task, by default of this process's task; empty if unknown."""
         task_type = self.task_type if task_type is None else task_type
         task_id = self.task_id if task_id is None else task_id
         if task_type is None or task_id is None:
@@ -52,7 +52,7 @@ class ClusterResolver(abc.ABC):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
-        """Returns the number of accelerators, by type.
+        """Return the number of accelerators, by type.
 
         After the initialization these are the devices of all clients, before it those of this process.
 
@@ -122,5 +122,5 @@ class ClusterResolver(abc.ABC):
 
 
 def format_master_url(master: str, rpc_layer: str | None = None) -> str:
-    """Returns `RPC_LAYER://MASTER`, or the master alone if there is no layer, or no master."""
+    """Return `RPC_LAYER://MASTER`, or the master alone if there is no layer, or no master."""
     return f"{rpc_layer}://{master}" if rpc_layer and master else master

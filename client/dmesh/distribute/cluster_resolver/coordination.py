@@ -64,7 +64,7 @@ class CoordinationServiceResolver(ClusterResolver):
         self._timeout = float(timeout)
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the jobs of the cluster; none if no client has registered yet.
+        """Return the jobs of the cluster; none if no client has registered yet.
 
         If the launcher did not know all addresses, a task has an address once its client has registered.
 
@@ -89,7 +89,7 @@ class CoordinationServiceResolver(ClusterResolver):
         return ClusterSpec(spec)
 
     def members(self) -> tuple[Member, ...]:
-        """Returns all clients that have registered, including departed ones.
+        """Return all clients that have registered, including departed ones.
 
         Raises:
             CoordinationError: See `cluster_spec`.
@@ -99,7 +99,7 @@ class CoordinationServiceResolver(ClusterResolver):
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """Returns the address of the given task, by default of the first one.
+        """Return the address of the given task, by default of the first one.
 
         Args:
             task_type: Job of the task; used only with `task_id`.
@@ -125,7 +125,7 @@ class CoordinationServiceResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
-        """Returns the number of accelerators of all present members, by type.
+        """Return the number of accelerators of all present members, by type.
 
         Args:
             task_type: With `task_id`: count the devices of this task only.

@@ -77,7 +77,7 @@ class GCEClusterResolver(ClusterResolver):
         self._service = service
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the group's running machines.
+        """Return the group's running machines.
 
         Raises:
             ConfigurationError: The name of the project, zone or group is not valid.
@@ -90,7 +90,7 @@ class GCEClusterResolver(ClusterResolver):
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """Returns the address of a task.
+        """Return the address of a task.
 
         Args:
             task_type: Its job; this process's if None.
@@ -120,7 +120,7 @@ class GCEClusterResolver(ClusterResolver):
         )
 
     def _names(self) -> Iterator[str]:
-        """Yields the names of the group's running machines, page by page."""
+        """Yield the names of the group's running machines, page by page."""
         question = f"the instance group {self._group} of zone {self._zone} in project {self._project}"
         request = prepare(
             lambda: self._service.instanceGroups().listInstances,

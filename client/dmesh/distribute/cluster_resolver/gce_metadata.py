@@ -49,7 +49,7 @@ class MetadataServer:
         return environ.get("GCE_METADATA_HOST") or environ.get("GCE_METADATA_IP") or _DEFAULT_HOST
 
     def in_google_cloud(self) -> bool:
-        """Returns, without a request, whether this machine is in Google's cloud and so has a metadata server.
+        """Return, without a request, whether this machine is in Google's cloud and so has a metadata server.
 
         That is the case if the environment names one, or if the firmware names Google as the manufacturer.
         """
@@ -63,7 +63,7 @@ class MetadataServer:
             return False
 
     def get(self, path: str) -> str | None:
-        """Returns an entry.
+        """Return an entry.
 
         Args:
             path: Path below `/computeMetadata/v1/`, such as `instance/zone`.
@@ -107,7 +107,7 @@ class MetadataServer:
         return self._policy.ask(f"{path} from the metadata server at {self.host}", attempt)
 
     def require(self, path: str, what: str, advice: str) -> str:
-        """Returns an entry that must exist.
+        """Return an entry that must exist.
 
         Args:
             path: As for `get`.
@@ -129,7 +129,7 @@ class MetadataServer:
         return value
 
     def project(self) -> str:
-        """Returns the id of this machine's project.
+        """Return the id of this machine's project.
 
         Raises:
             ClusterLookupError: There is no metadata server, or it lacks the entry.
@@ -137,7 +137,7 @@ class MetadataServer:
         return self.require("project/project-id", "the project", "Pass project=...")
 
     def zone(self) -> str:
-        """Returns the name of this machine's zone.
+        """Return the name of this machine's zone.
 
         Raises:
             ClusterLookupError: There is no metadata server, or it lacks the entry.
@@ -145,7 +145,7 @@ class MetadataServer:
         return self.require("instance/zone", "the zone", "Pass zone=...").rpartition("/")[2]
 
     def attribute(self, name: str) -> str | None:
-        """Returns an attribute of this machine, such as `accelerator-type`; None if it does not exist.
+        """Return an attribute of this machine, such as `accelerator-type`; None if it does not exist.
 
         Raises:
             ClusterLookupError: There is no metadata server, or it refuses the request.
@@ -153,7 +153,7 @@ class MetadataServer:
         return self.get(f"instance/attributes/{name}") or None
 
     def tpu_env(self) -> dict[str, str]:
-        """Returns the variables of the attribute `tpu-env` of TPU hosts; empty on other machines.
+        """Return the variables of the attribute `tpu-env` of TPU hosts; empty on other machines.
 
         Raises:
             ClusterLookupError: There is no metadata server, or it refuses the request.
@@ -162,6 +162,6 @@ class MetadataServer:
 
 
 def parse_tpu_env(text: str) -> dict[str, str]:
-    """Parses lines such as `ACCELERATOR_TYPE: 'v2-8'`, and skips others."""
+    """Parse lines such as `ACCELERATOR_TYPE: 'v2-8'`, and skip others."""
     matches = filter(None, map(_TPU_ENV_LINE.fullmatch, text.splitlines()))
     return {match[1]: match[2] or match[3] or match[4] or "" for match in matches}

@@ -22,7 +22,7 @@ _RATE_LIMITS = ("rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEED
 
 
 def require_client(resolver: str) -> None:
-    """Raises an error if the client library is not installed.
+    """Raise an error if the client library is not installed.
 
     Args:
         resolver: Name of the resolver that needs it, for errors.
@@ -64,7 +64,7 @@ class ApiHttp:
         connection_type: object = None,
         **_: object,
     ) -> tuple[Any, bytes]:
-        """Makes a request like `httplib2.Http.request`, but follows no redirects.
+        """Make a request like `httplib2.Http.request`, but follows no redirects.
 
         Returns:
             The `httplib2.Response` and the body.
@@ -81,7 +81,7 @@ class ApiHttp:
         return self._httplib2.Response({**reply.headers, "status": str(reply.status)}), reply.body
 
     def close(self) -> None:
-        """Does nothing: there are no open connections."""
+        """Do nothing: there are no open connections."""
 
     def _authorized(
         self, url: str, method: str, body: str | bytes | None, headers: Mapping[str, str] | None
@@ -111,7 +111,7 @@ class ApiHttp:
         timeout: float | None = None,
         **_: object,
     ) -> _TokenReply:
-        """Makes a request for the credentials, like `google.auth.transport.Request`."""
+        """Make a request for the credentials, like `google.auth.transport.Request`."""
         del timeout  # the policy's is shorter
         try:
             reply = self._exchange(url, method, body, headers)
@@ -137,7 +137,7 @@ def build_service(
     policy: LookupPolicy,
     resolver: str,
 ) -> Any:
-    """Returns an API object of `googleapiclient.discovery`.
+    """Return an API object of `googleapiclient.discovery`.
 
     Args:
         api: Name of the API, such as `tpu`.
@@ -182,7 +182,7 @@ def build_service(
 
 
 def prepare(find_method: Callable[[], Any], question: str, **arguments: object) -> Any:
-    """Returns a request of an API object.
+    """Return a request of an API object.
 
     Args:
         find_method: Function that returns the API object's method.
@@ -202,7 +202,7 @@ def prepare(find_method: Callable[[], Any], question: str, **arguments: object) 
 
 
 def execute(request: Any, question: str, policy: LookupPolicy) -> Mapping[str, Any]:
-    """Makes a request of an API object; retries it after temporary errors.
+    """Make a request of an API object; retry it after temporary errors.
 
     Args:
         request: Request that a method of the API object returned.
@@ -269,7 +269,7 @@ class _Translation:
 
 
 def _failed(error: Exception, question: str) -> ClusterLookupError:
-    """Returns the error for an unexpected exception of an API object."""
+    """Return the error for an unexpected exception of an API object."""
     return ClusterLookupError(
         f"cannot get {question}: the API object raised {type(error).__name__}: {str(error)[:300]}. Check the "
         "arguments of the resolver, service among them"

@@ -17,7 +17,7 @@ _COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", re.ASCII)
 
 
 def expand_hostlist(hostlist: str) -> list[str]:
-    """Expands a host list into its hosts, in order, as `scontrol show hostnames` does.
+    """Expand a host list into its hosts, in order, as `scontrol show hostnames` does.
 
     Brackets have numbers and ranges. Numbers are padded with zeros to the width of the first number of the
     range: `n[08-10]` is n08, n09 and n10. A name may have several brackets; the last one varies fastest.
@@ -43,7 +43,7 @@ def expand_hostlist(hostlist: str) -> list[str]:
 
 
 def expand_tasks_per_node(counts: str) -> list[int]:
-    """Expands task counts such as `2(x3),1` into one number per node.
+    """Expand task counts such as `2(x3),1` into one number per node.
 
     Args:
         counts: Counts in the format of `SLURM_STEP_TASKS_PER_NODE`.
@@ -69,7 +69,7 @@ def expand_tasks_per_node(counts: str) -> list[int]:
 
 
 def _split(hostlist: str) -> list[str]:
-    """Splits at the commas outside brackets."""
+    """Split at the commas outside brackets."""
     names, depth, start = [], 0, 0
     for position, character in enumerate(hostlist):
         if character == "[":
@@ -94,7 +94,7 @@ def _split(hostlist: str) -> list[str]:
 
 
 def _parts(name: str, hostlist: str) -> list[str]:
-    """Splits a name into text and the contents of brackets, alternately."""
+    """Split a name into text and the contents of brackets, alternately."""
     parts = re.split(r"[\[\]]", name)
     for plain in parts[::2]:
         if not _PLAIN.fullmatch(plain):

@@ -27,7 +27,7 @@ class Reply:
     """The whole body."""
 
     def text(self, most: int = 200) -> str:
-        """Returns the beginning of the body, on one line, for an error message."""
+        """Return the beginning of the body, on one line, for an error message."""
         return " ".join(self.body[: 4 * most].decode("utf-8", "replace").split())[:most]
 
 
@@ -48,7 +48,7 @@ def exchange(
     body: bytes | None = None,
     proxies: bool = True,
 ) -> Reply:
-    """Makes a request and reads the whole reply.
+    """Make a request and read the whole reply.
 
     Args:
         url: URL with the scheme http or https.
@@ -95,7 +95,7 @@ def exchange(
 
 
 def without_query(url: str) -> str:
-    """Returns a URL without its query, which may have a key."""
+    """Return a URL without its query, which may have a key."""
     return url.partition("?")[0]
 
 

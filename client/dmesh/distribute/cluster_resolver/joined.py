@@ -29,7 +29,7 @@ class JoinedClusterResolver(ClusterResolver):
     _rpc_layer = "grpc"
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the clients as tasks of one job; no tasks in local mode.
+        """Return the clients as tasks of one job; no tasks in local mode.
 
         Raises:
             ConfigurationError: An environment variable is malformed.
@@ -40,7 +40,7 @@ class JoinedClusterResolver(ClusterResolver):
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """Returns the address of the given task, by default of this process's.
+        """Return the address of the given task, by default of this process's.
 
         Args:
             task_type: Job of the task; this process's if None.
@@ -76,7 +76,7 @@ class JoinedClusterResolver(ClusterResolver):
 
 
 def cluster_of_this_process() -> ClusterResolver:
-    """Returns the resolver that found this process's cluster, or another one if it does not know all tasks.
+    """Return the resolver that found this process's cluster, or another one if it does not know all tasks.
 
     For a single process, that is a `TFConfigClusterResolver`, as in TensorFlow: if the variable is not set,
     its cluster has no tasks, and `task_type` and `task_id` are None.

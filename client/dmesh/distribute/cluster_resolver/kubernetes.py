@@ -110,7 +110,7 @@ class KubernetesClusterResolver(ClusterResolver):
         self._in_pod = override_client is None and executable_location is ExecutableLocation.WITHIN_CLUSTER
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the pods, after all of them run.
+        """Return the pods, after all of them run.
 
         Raises:
             ClusterNotReadyError: A pod does not run after `wait` seconds.
@@ -122,7 +122,7 @@ class KubernetesClusterResolver(ClusterResolver):
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """Returns the address of a task.
+        """Return the address of a task.
 
         Args:
             task_type: Its job; this process's if None.
@@ -252,7 +252,7 @@ class KubernetesClusterResolver(ClusterResolver):
 
 
 def detected() -> ClusterResolver | None:
-    """Returns the resolver that a pod's environment requests; None if it requests none.
+    """Return the resolver that a pod's environment requests; None if it requests none.
 
     `DMESH_KUBERNETES_SELECTOR` is the label selector of all clients' pods, or `DMESH_KUBERNETES_SERVICE` the
     name of their headless service; `DMESH_KUBERNETES_SIZE` is their number.

@@ -73,7 +73,7 @@ class PodSource(Protocol):
     """Knows pods."""
 
     def pods(self, selector: str) -> list[Pod]:
-        """Returns the pods that match a label selector."""
+        """Return the pods that match a label selector."""
 
 
 class PodsOfClient:
@@ -91,7 +91,7 @@ class PodsOfClient:
         self._policy = policy
 
     def pods(self, selector: str) -> list[Pod]:
-        """Returns the pods that match a label selector.
+        """Return the pods that match a label selector.
 
         Raises:
             ClusterLookupError: The API refuses the request, or does not answer.
@@ -149,7 +149,7 @@ class KubernetesApi:
         self._configuration()  # raises errors now instead of later
 
     def pods(self, selector: str) -> list[Pod]:
-        """Returns the pods that match a label selector.
+        """Return the pods that match a label selector.
 
         Raises:
             ClusterLookupDeniedError: The service account may not list pods, or its token is not accepted.
@@ -178,7 +178,7 @@ class KubernetesApi:
         )
 
     def _read_list(self, api: Any, selector: str, question: str) -> list[Pod] | None:
-        """Returns all pages; None if the list expired in between."""
+        """Return all pages; None if the list expired in between."""
         pods: list[Pod] = []
         token = ""
         for _ in range(_MOST_PAGES):
@@ -221,7 +221,7 @@ class KubernetesApi:
         return page
 
     def _request(self, request: Any, question: str, *arguments: Any, **options: Any) -> Any:
-        """Makes a request like a urllib3 pool, and reads the whole reply, with limits of time and size."""
+        """Make a request like a urllib3 pool, and read the whole reply, with limits of time and size."""
         urllib3: Any = importlib.import_module("urllib3")
         deadline = time.monotonic() + self._policy.attempt
         body = bytearray()
@@ -242,7 +242,7 @@ class KubernetesApi:
         return urllib3.HTTPResponse(bytes(body), headers, reply.status, reason=reply.reason)
 
     def _configuration(self) -> Any:
-        """Reads the client library's configuration, each time, because token files change."""
+        """Read the client library's configuration, each time, because token files change."""
         configuration = self._library.Configuration()
         configuration.retries = False  # dmesh retries, and logs it
         exceptions: Any = importlib.import_module("kubernetes.config.config_exception")
@@ -277,7 +277,7 @@ class KubernetesApi:
 
 
 def own_namespace(environ: Mapping[str, str]) -> str | None:
-    """Returns the namespace of this process's pod; None if it is not in a pod."""
+    """Return the namespace of this process's pod; None if it is not in a pod."""
     folder = Path(environ.get(SERVICE_ACCOUNT_VARIABLE) or SERVICE_ACCOUNT)
     try:
         return (folder / "namespace").read_text().strip() or None
@@ -287,7 +287,7 @@ def own_namespace(environ: Mapping[str, str]) -> str | None:
 
 @contextlib.contextmanager
 def _translation(question: str) -> Iterator[None]:
-    """Translates errors of the client library and of urllib3 into dmesh's, also if they are not installed."""
+    """Translate errors of the client library and of urllib3 into dmesh's, also if they are not installed."""
     try:
         yield
     except (Busy, ClusterLookupError):

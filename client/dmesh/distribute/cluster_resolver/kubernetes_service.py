@@ -57,7 +57,7 @@ class KubernetesServiceResolver(ClusterResolver):
         self._own()
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the names of all pods."""
+        """Return the names of all pods."""
         name, _ = self._own()
         return ClusterSpec(
             {self.task_type: [f"{name}-{index}.{self._service}:{self._port}" for index in range(self._size)]}
@@ -66,7 +66,7 @@ class KubernetesServiceResolver(ClusterResolver):
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """Returns the address of the given task, by default of the first pod.
+        """Return the address of the given task, by default of the first pod.
 
         Raises:
             ClusterSpecError: The task does not exist.

@@ -57,26 +57,26 @@ class LaunchedClusterResolver(ClusterResolver):
 
     @abc.abstractmethod
     def _rank(self) -> int:
-        """Returns this process's rank."""
+        """Return this process's rank."""
 
     @abc.abstractmethod
     def _size(self) -> int:
-        """Returns the number of processes."""
+        """Return the number of processes."""
 
     @abc.abstractmethod
     def _local(self) -> tuple[int, int]:
-        """Returns this process's rank on its host, and the number of processes on that host."""
+        """Return this process's rank on its host, and the number of processes on that host."""
 
     @abc.abstractmethod
     def _identity(self) -> str:
-        """Returns an identity of the launch, equal in all its processes, usually different in others."""
+        """Return an identity of the launch, equal in all its processes, usually different in others."""
 
     @abc.abstractmethod
     def _leader(self) -> str | None:
-        """Returns the host on which the launcher (most likely) started rank 0; None if unknown."""
+        """Return the host on which the launcher (most likely) started rank 0; None if unknown."""
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the known addresses of the processes.
+        """Return the known addresses of the processes.
 
         All addresses are known if the processes are on one host, or if the resolver knows all hosts.
         Otherwise only those of this process and of rank 0 are known. `num_processes` is then the number of
@@ -117,7 +117,7 @@ class LaunchedClusterResolver(ClusterResolver):
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """Returns the address of a process.
+        """Return the address of a process.
 
         Args:
             task_type: The job; the only one if None.
@@ -200,7 +200,7 @@ def _checked_hosts(hosts: object) -> dict[str, int]:
 
 
 def own_host(rendezvous: str) -> str:
-    """Returns this machine's address in the network of `rendezvous`, HOST:PORT.
+    """Return this machine's address in the network of `rendezvous`, HOST:PORT.
 
     Raises:
         ResolverError: This machine has no route to it.

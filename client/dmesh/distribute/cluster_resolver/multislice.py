@@ -25,7 +25,7 @@ class Multislice:
 
     @classmethod
     def read(cls, value: Callable[[str], str | None]) -> Multislice | None:
-        """Reads `MEGASCALE_NUM_SLICES`, `MEGASCALE_SLICE_ID` and `MEGASCALE_COORDINATOR_ADDRESS`.
+        """Read `MEGASCALE_NUM_SLICES`, `MEGASCALE_SLICE_ID` and `MEGASCALE_COORDINATOR_ADDRESS`.
 
         Args:
             value: Function that returns a variable; None if it is not set.
@@ -63,7 +63,7 @@ def _number(name: str, value: Callable[[str], str | None]) -> int | None:
 
 
 def _host(address: str) -> str:
-    """Returns the host of an address. A port would be that of Google's runtime."""
+    """Return the host of an address. A port would be that of Google's runtime."""
     if HOST_PATTERN.fullmatch(address) or is_ipv6(address):
         return address
     return split_address(address, "MEGASCALE_COORDINATOR_ADDRESS")[0]

@@ -57,7 +57,7 @@ class OpenMPIClusterResolver(LaunchedClusterResolver):
 
 
 def detected() -> OpenMPIClusterResolver | None:
-    """Returns a resolver for this process's launch; None if the launch has no other process.
+    """Return a resolver for this process's launch; None if the launch has no other process.
 
     Raises:
         ConfigurationError: A variable of the launch is malformed.

@@ -11,7 +11,7 @@ from dmesh.errors import ResolverError
 def place_tasks(
     counts: list[int], distribution: str | None, plane_size: int | None = None
 ) -> list[tuple[int, int]]:
-    """Returns the placement of every task, in order of ranks.
+    """Return the placement of every task, in order of ranks.
 
     Args:
         counts: Number of tasks of each host.

@@ -51,13 +51,13 @@ class SimpleClusterResolver(ClusterResolver):
         self._rpc_layer = rpc_layer
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the cluster spec."""
+        """Return the cluster spec."""
         return self._cluster_spec
 
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """Returns the address of the given task, by default the master.
+        """Return the address of the given task, by default the master.
 
         Args:
             task_type: Job of the task; used only with `task_id`.
@@ -75,7 +75,7 @@ class SimpleClusterResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
-        """Returns the numbers that were passed, for every task."""
+        """Return the numbers that were passed, for every task."""
         del task_type, task_id, config_proto
         return dict(self._accelerators or {})
 

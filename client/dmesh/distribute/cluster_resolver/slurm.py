@@ -51,7 +51,7 @@ class SlurmClusterResolver(ClusterResolver):
         gpus_per_task: Number of GPUs of each task; 0 for none. None for srun's `--gpus-per-task`, or else for
             an equal share of the host's.
         tasks_per_node: Number of tasks of each host, by host or one number for all; None for Slurm's.
-        auto_set_gpu: Whether `cluster_spec` sets `CUDA_VISIBLE_DEVICES` to this task's share of the GPUs. It
+        auto_set_gpu: Whether `cluster_spec` set `CUDA_VISIBLE_DEVICES` to this task's share of the GPUs. It
             does not if tasks have no GPUs, or if Slurm has already bound GPUs to each task.
         rpc_layer: Protocol to put before the masters' addresses.
 
@@ -102,7 +102,7 @@ class SlurmClusterResolver(ClusterResolver):
         self._allocate()  # raises errors now instead of later
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the jobs and their tasks' addresses; sets `CUDA_VISIBLE_DEVICES` if `auto_set_gpu` is True.
+        """Return the jobs and their tasks' addresses; set `CUDA_VISIBLE_DEVICES` if `auto_set_gpu` is True.
 
         Raises:
             ResolverError: This process is not in a job step, or the jobs do not match its tasks or GPUs.
@@ -118,7 +118,7 @@ class SlurmClusterResolver(ClusterResolver):
         return allocation.spec
 
     def get_task_info(self) -> tuple[str, int]:
-        """Returns the job of this process, and its index in the job.
+        """Return the job of this process, and its index in the job.
 
         Raises:
             ResolverError: See `cluster_spec`.
@@ -130,7 +130,7 @@ class SlurmClusterResolver(ClusterResolver):
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """Returns the address of a task.
+        """Return the address of a task.
 
         Args:
             task_type: Job of the task; this process's if None.
@@ -147,7 +147,7 @@ class SlurmClusterResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
-        """Returns the number of GPUs of each task, for every task; empty if they have none."""
+        """Return the number of GPUs of each task, for every task; empty if they have none."""
         del task_type, task_id, config_proto
         return {"GPU": self._gpus_per_task} if self._gpus_per_task else {}
 
@@ -189,7 +189,7 @@ class SlurmClusterResolver(ClusterResolver):
         return dict(zip(hosts, counts, strict=True))
 
     def _sharing(self, tasks: Mapping[str, int]) -> int:
-        """Returns the number of tasks that share the GPUs of a host."""
+        """Return the number of tasks that share the GPUs of a host."""
         busiest = max(tasks.values(), default=0)
         return tasks.get(text("SLURMD_NODENAME") or "", busiest) if self._only_here else busiest
 
@@ -234,7 +234,7 @@ class SlurmClusterResolver(ClusterResolver):
 
 
 def detected() -> SlurmClusterResolver | None:
-    """Returns a resolver for this process's step; None if the step has no other task.
+    """Return a resolver for this process's step; None if the step has no other task.
 
     It returns None in a shell of `salloc`, in the script of `sbatch`, and in a step of one task.
 
@@ -250,7 +250,7 @@ def detected() -> SlurmClusterResolver | None:
 
 
 def _check_place(place: tuple[int, int], hosts: list[str]) -> None:
-    """Raises ResolverError if Slurm started this process on another host than the computed one."""
+    """Raise ResolverError if Slurm started this process on another host than the computed one."""
     host, local = text("SLURMD_NODENAME"), integer("SLURM_LOCALID")
     if host is None or local is None or (host, local) == (hosts[place[0]], place[1]):
         return
@@ -262,7 +262,7 @@ def _check_place(place: tuple[int, int], hosts: list[str]) -> None:
 
 
 def _gpus_on_host() -> int | None:
-    """Returns the number of GPUs that the step has on this host, visible or not; None if unknown."""
+    """Return the number of GPUs that the step has on this host, visible or not; None if unknown."""
     count = integer("SLURM_GPUS_ON_NODE")
     if count is None:
         listed = text("SLURM_STEP_GPUS") or text("SLURM_JOB_GPUS")
@@ -271,7 +271,7 @@ def _gpus_on_host() -> int | None:
 
 
 def _gpus_per_task() -> int | None:
-    """Returns srun's `--gpus-per-task`, such as `2` or `volta:3,kepler:1`; None if it was not given.
+    """Return srun's `--gpus-per-task`, such as `2` or `volta:3,kepler:1`; None if it was not given.
 
     Raises:
         ConfigurationError: The variable is malformed.

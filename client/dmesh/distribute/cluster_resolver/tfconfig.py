@@ -41,7 +41,7 @@ class TFConfigClusterResolver(ClusterResolver):
         self._environment = environment
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the jobs in `cluster`; no jobs if the variable is not set or has no cluster.
+        """Return the jobs in `cluster`; no jobs if the variable is not set or has no cluster.
 
         Raises:
             ConfigurationError: The variable is not a JSON object.
@@ -53,7 +53,7 @@ class TFConfigClusterResolver(ClusterResolver):
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """Returns `session_master`, or else the address of the given task, by default of this process's.
+        """Return `session_master`, or else the address of the given task, by default of this process's.
 
         Args:
             task_type: Job of the task; this process's if None.
@@ -85,7 +85,7 @@ class TFConfigClusterResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
-        """Returns the number of accelerators of a task, by type; see `ClusterResolver.num_accelerators`.
+        """Return the number of accelerators of a task, by type; see `ClusterResolver.num_accelerators`.
 
         Args:
             task_type: Job of the task; this process's if None.
@@ -147,7 +147,7 @@ class TFConfigClusterResolver(ClusterResolver):
 
 
 def detected() -> TFConfigClusterResolver | None:
-    """Returns a resolver for the cluster in `TF_CONFIG`; None if the variable lacks the cluster or the task.
+    """Return a resolver for the cluster in `TF_CONFIG`; None if the variable lacks the cluster or the task.
 
     Raises:
         ConfigurationError: The variable is malformed.

@@ -47,7 +47,7 @@ class TorchElasticClusterResolver(LaunchedClusterResolver):
 
 
 def detected() -> TorchElasticClusterResolver | None:
-    """Returns a resolver for this process's launch; None if the launch has no other worker.
+    """Return a resolver for this process's launch; None if the launch has no other worker.
 
     Raises:
         ConfigurationError: A variable is malformed.

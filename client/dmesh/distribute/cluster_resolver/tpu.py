@@ -122,7 +122,7 @@ class TPUClusterResolver(ClusterResolver):
     def connect(
         tpu: str | Sequence[str] | None = None, zone: str | None = None, project: str | None = None
     ) -> TPUClusterResolver:
-        """Finds a TPU, joins the cluster of its hosts and initializes it.
+        """Find a TPU, join the cluster of its hosts and initialize it.
 
         Args:
             tpu: As for the class.
@@ -150,7 +150,7 @@ class TPUClusterResolver(ClusterResolver):
         return self._client
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the TPU's hosts, and the coordinator if it has a name.
+        """Return the TPU's hosts, and the coordinator if it has a name.
 
         Returns:
             The spec; an empty one for a local TPU. If there are several slices, the hosts of this slice and
@@ -188,7 +188,7 @@ class TPUClusterResolver(ClusterResolver):
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """Returns the address of the given task, by default of the TPU's first host.
+        """Return the address of the given task, by default of the TPU's first host.
 
         Args:
             task_type: Job of the task.
@@ -218,19 +218,19 @@ class TPUClusterResolver(ClusterResolver):
         return format_master_url(spec.task_address(task_type, task_id), rpc_layer or self._rpc_layer)
 
     def get_master(self) -> str:
-        """Returns `master()`."""
+        """Return `master()`."""
         return self.master()
 
     def get_job_name(self) -> str:
-        """Returns the job of the TPU's hosts."""
+        """Return the job of the TPU's hosts."""
         return self.task_type
 
     def get_coordination_service_leader(self) -> str:
-        """Returns the task that hosts the coordination service: the first host."""
+        """Return the task that hosts the coordination service: the first host."""
         return f"/job:{self.get_job_name()}/task:0"
 
     def get_tpu_system_metadata(self) -> TPUSystemMetadata:
-        """Returns the size of the TPU system and its devices.
+        """Return the size of the TPU system and its devices.
 
         After the initialization they come from the members' devices, before it from the TPU's type.
 
@@ -248,7 +248,7 @@ class TPUClusterResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
-        """Returns the number of TPU cores of each host.
+        """Return the number of TPU cores of each host.
 
         After the initialization it comes from the members' devices, before it from the TPU's type.
 
@@ -325,7 +325,7 @@ class TPUClusterResolver(ClusterResolver):
         return len(self._client.network_endpoints()) or 1
 
     def set_tpu_topology(self, serialized_tpu_topology: bytes) -> None:
-        """Stores a topology; `tpu_hardware_feature` returns its features from now on.
+        """Store a topology; `tpu_hardware_feature` returns its features from now on.
 
         Args:
             serialized_tpu_topology: Result of `Topology.serialized()`.
@@ -345,19 +345,19 @@ class TPUClusterResolver(ClusterResolver):
         return None if self._tpu_topology is None else self._tpu_topology.tpu_hardware_feature
 
     def __enter__(self) -> Self:
-        """Returns the resolver."""
+        """Return the resolver."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends the coordination server, if one was started."""
+        """End the coordination server, if one was started."""
         if self._server is not None:
             self._server.stop()
             self._server = None
 
     def __deepcopy__(self, memo: object) -> TPUClusterResolver:
-        """Returns the resolver itself."""
+        """Return the resolver itself."""
         return self
 
     def _cores_of_type(self) -> int:

@@ -87,15 +87,15 @@ class CloudTpu(TpuClient):
             self._full_name = f"projects/{project}/locations/{zone or metadata.zone()}/nodes/{name}"
 
     def name(self) -> str:
-        """Returns the TPU's name."""
+        """Return the TPU's name."""
         return self._name
 
     def api_available(self) -> bool:
-        """Returns True."""
+        """Return True."""
         return True
 
     def node(self) -> Mapping[str, Any]:
-        """Returns the API's current description of the TPU.
+        """Return the API's current description of the TPU.
 
         Raises:
             ConfigurationError: The name is not valid.
@@ -112,7 +112,7 @@ class CloudTpu(TpuClient):
         return execute(request, question, self._policy)
 
     def network_endpoints(self) -> list[NetworkEndpoint]:
-        """Returns the addresses of its hosts, in order.
+        """Return the addresses of its hosts, in order.
 
         Raises:
             ClusterNotReadyError: The TPU does not run, or is not healthy.
@@ -141,7 +141,7 @@ class CloudTpu(TpuClient):
         return [self._endpoint(entry) for entry in entries]
 
     def accelerator_type(self) -> str | None:
-        """Returns its type, such as `v2-8`.
+        """Return its type, such as `v2-8`.
 
         Raises:
             ClusterLookupError: The API does not know the TPU, refuses the request, or does not answer.
@@ -149,7 +149,7 @@ class CloudTpu(TpuClient):
         return self._text("acceleratorType") or super().accelerator_type()
 
     def state(self) -> str | None:
-        """Returns its state, such as READY.
+        """Return its state, such as READY.
 
         Raises:
             ClusterLookupError: The API does not know the TPU, refuses the request, or does not answer.
@@ -157,7 +157,7 @@ class CloudTpu(TpuClient):
         return self._text("state")
 
     def health(self) -> str | None:
-        """Returns its health, such as HEALTHY.
+        """Return its health, such as HEALTHY.
 
         Raises:
             ClusterLookupError: The API does not know the TPU, refuses the request, or does not answer.
@@ -165,7 +165,7 @@ class CloudTpu(TpuClient):
         return self._text("health")
 
     def runtime_version(self) -> str | None:
-        """Returns the version of its software.
+        """Return the version of its software.
 
         Raises:
             ClusterLookupError: The API does not know the TPU, refuses the request, or does not answer.
@@ -174,7 +174,7 @@ class CloudTpu(TpuClient):
         return node.get("runtimeVersion") or node.get("tensorflowVersion")
 
     def symptoms(self) -> Sequence[Mapping[str, str]]:
-        """Returns the problems that the API reports.
+        """Return the problems that the API reports.
 
         Raises:
             ClusterLookupError: The API does not know the TPU, refuses the request, or does not answer.
@@ -182,7 +182,7 @@ class CloudTpu(TpuClient):
         return tuple(self.node().get("symptoms") or ())
 
     def recoverable(self) -> bool:
-        """Returns whether a program on it can continue: the TPU exists, and did not just run out of memory.
+        """Return whether a program on it can continue: the TPU exists, and did not just run out of memory.
 
         Raises:
             ClusterLookupError: The API does not know the TPU, refuses the request, or does not answer.
@@ -197,7 +197,7 @@ class CloudTpu(TpuClient):
         )
 
     def wait_for_healthy(self, timeout_s: float = 1200, interval: float = 30) -> None:
-        """Waits until the TPU is healthy.
+        """Wait until the TPU is healthy.
 
         Args:
             timeout_s: Maximum time to wait, seconds.
@@ -219,7 +219,7 @@ class CloudTpu(TpuClient):
             self._policy.sleep(interval)
 
     def worker_id(self) -> int | None:
-        """Returns the index of this machine among its hosts; None if it is not one of them.
+        """Return the index of this machine among its hosts; None if it is not one of them.
 
         Raises:
             ClusterLookupError: The metadata server does not answer.
@@ -260,7 +260,7 @@ def find_tpu(
     environ: Mapping[str, str],
     metadata: MetadataServer,
 ) -> TpuClient:
-    """Chooses the TPU and the source of its description.
+    """Choose the TPU and the source of its description.
 
     The first of these decides: `tpu`, if it is not empty; `KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS`; `TPU_NAME`;
     `TPU_CONFIG`; `TPU_WORKER_HOSTNAMES`; the metadata of the machine, if it is a TPU VM;
@@ -317,7 +317,7 @@ def find_tpu(
 
 
 def _tpu_of_this_machine(environ: Mapping[str, str], metadata: MetadataServer) -> TpuClient:
-    """Returns the TPU of this machine, from its metadata or the environment."""
+    """Return the TPU of this machine, from its metadata or the environment."""
     described = environ.get(TYPE_VARIABLE, "").strip()
     skip = environ.get("TPU_SKIP_MDS_QUERY", "").lower() in ("1", "true", "yes")
     asked = not skip and metadata.in_google_cloud()

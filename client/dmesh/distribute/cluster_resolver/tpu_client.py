@@ -51,11 +51,11 @@ class TpuClient:
         self._metadata = metadata
 
     def name(self) -> str:
-        """Returns the TPU's name, or a description."""
+        """Return the TPU's name, or a description."""
         raise NotImplementedError
 
     def network_endpoints(self) -> list[NetworkEndpoint]:
-        """Returns the addresses of its hosts, in order.
+        """Return the addresses of its hosts, in order.
 
         Raises:
             ClusterNotReadyError: The TPU does not run.
@@ -64,7 +64,7 @@ class TpuClient:
         raise NotImplementedError
 
     def is_here(self) -> bool:
-        """Returns whether this machine is the TPU's only host, so that there is nothing to connect to.
+        """Return whether this machine is the TPU's only host, so that there is nothing to connect to.
 
         Raises:
             ResolverError: Its hosts are unknown.
@@ -72,35 +72,35 @@ class TpuClient:
         return False
 
     def api_available(self) -> bool:
-        """Returns whether Google's API knows this TPU; without the API, state and health are unknown."""
+        """Return whether Google's API knows this TPU; without the API, state and health are unknown."""
         return False
 
     def accelerator_type(self) -> str | None:
-        """Returns its type, such as `v2-8`."""
+        """Return its type, such as `v2-8`."""
         return self._environ.get(TYPE_VARIABLE, "").strip() or None
 
     def state(self) -> str | None:
-        """Returns its state, such as READY."""
+        """Return its state, such as READY."""
         return None
 
     def health(self) -> str | None:
-        """Returns its health, such as HEALTHY."""
+        """Return its health, such as HEALTHY."""
         return None
 
     def runtime_version(self) -> str | None:
-        """Returns the version of its software."""
+        """Return the version of its software."""
         return None
 
     def symptoms(self) -> Sequence[Mapping[str, str]]:
-        """Returns its problems."""
+        """Return its problems."""
         return ()
 
     def recoverable(self) -> bool:
-        """Returns whether a program on it can continue sooner or later; if not, a new TPU must be created."""
+        """Return whether a program on it can continue sooner or later; if not, a new TPU must be created."""
         return True
 
     def wait_for_healthy(self, timeout_s: float = 1200, interval: float = 30) -> None:
-        """Waits until the TPU is healthy.
+        """Wait until the TPU is healthy.
 
         Args:
             timeout_s: Maximum time to wait, seconds.
@@ -116,7 +116,7 @@ class TpuClient:
         )
 
     def worker_id(self) -> int | None:
-        """Returns the index of this machine among the TPU's hosts.
+        """Return the index of this machine among the TPU's hosts.
 
         Raises:
             ConfigurationError: A variable of the environment is malformed.
@@ -127,7 +127,7 @@ class TpuClient:
         return None
 
     def multislice(self) -> Multislice | None:
-        """Returns this slice's index among several; None for a single slice, or if unknown.
+        """Return this slice's index among several; None for a single slice, or if unknown.
 
         Raises:
             ConfigurationError: A value of the environment or the metadata is malformed.
@@ -136,7 +136,7 @@ class TpuClient:
         return None
 
     def get_local_ip(self) -> str:
-        """Returns the address at which the TPU's hosts reach this machine.
+        """Return the address at which the TPU's hosts reach this machine.
 
         Raises:
             ClusterLookupError: The metadata server does not have it.
@@ -152,19 +152,19 @@ class LocalTpu(TpuClient):
     """A TPU in this machine."""
 
     def name(self) -> str:
-        """Returns `local`."""
+        """Return `local`."""
         return "local"
 
     def network_endpoints(self) -> list[NetworkEndpoint]:
-        """Returns no addresses, because there is nothing to connect to."""
+        """Return no addresses, because there is nothing to connect to."""
         return []
 
     def is_here(self) -> bool:
-        """Returns True."""
+        """Return True."""
         return True
 
     def worker_id(self) -> int:
-        """Returns this client's id: all processes that share this machine's TPU are clients.
+        """Return this client's id: all processes that share this machine's TPU are clients.
 
         Raises:
             ConfigurationError: A variable of the environment is malformed.
@@ -172,7 +172,7 @@ class LocalTpu(TpuClient):
         return config.client_id()
 
     def get_local_ip(self) -> str:
-        """Returns 127.0.0.1."""
+        """Return 127.0.0.1."""
         return "127.0.0.1"
 
 
@@ -195,11 +195,11 @@ class TpuAtAddresses(TpuClient):
         self._endpoints = read_endpoints(text, source)
 
     def name(self) -> str:
-        """Returns the text of the addresses."""
+        """Return the text of the addresses."""
         return self._text
 
     def network_endpoints(self) -> list[NetworkEndpoint]:
-        """Returns the addresses."""
+        """Return the addresses."""
         return [endpoint.copy() for endpoint in self._endpoints]
 
 
@@ -207,11 +207,11 @@ class TpuInEnvironment(TpuClient):
     """A TPU slice of GKE, described by its pods' environment variables."""
 
     def name(self) -> str:
-        """Returns `TPU_NAME`, or the host names."""
+        """Return `TPU_NAME`, or the host names."""
         return self._environ.get(NAME_VARIABLE) or self._environ[HOSTNAMES_VARIABLE]
 
     def network_endpoints(self) -> list[NetworkEndpoint]:
-        """Returns the hosts of `TPU_WORKER_HOSTNAMES`.
+        """Return the hosts of `TPU_WORKER_HOSTNAMES`.
 
         Raises:
             ConfigurationError: A host name is malformed.
@@ -219,7 +219,7 @@ class TpuInEnvironment(TpuClient):
         return read_endpoints(self._environ[HOSTNAMES_VARIABLE], HOSTNAMES_VARIABLE)
 
     def multislice(self) -> Multislice | None:
-        """Returns the values of the `MEGASCALE_*` variables.
+        """Return the values of the `MEGASCALE_*` variables.
 
         Raises:
             ConfigurationError: One of them is malformed.
@@ -228,7 +228,7 @@ class TpuInEnvironment(TpuClient):
         return Multislice.read(self._environ.get)
 
     def is_here(self) -> bool:
-        """Returns whether only one host, this pod, is listed.
+        """Return whether only one host, this pod, is listed.
 
         Raises:
             ConfigurationError: A host name is malformed.
@@ -240,7 +240,7 @@ class TpuOfThisVm(TpuClient):
     """The TPU of this TPU VM, from its metadata."""
 
     def exists(self) -> bool:
-        """Returns whether this machine is a TPU VM.
+        """Return whether this machine is a TPU VM.
 
         Raises:
             ClusterLookupError: The metadata server does not answer.
@@ -248,12 +248,12 @@ class TpuOfThisVm(TpuClient):
         return bool(self._metadata.attribute("worker-network-endpoints") or self._type_of_metadata())
 
     def name(self) -> str:
-        """Returns the TPU's name, or the machine's name if the metadata lacks it."""
+        """Return the TPU's name, or the machine's name if the metadata lacks it."""
         name = self._metadata.tpu_env().get("NODE_ID") or self._metadata.attribute("instance-id")
         return name or self._metadata.get("instance/name") or "this TPU VM"
 
     def network_endpoints(self) -> list[NetworkEndpoint]:
-        """Returns the hosts of the attribute `worker-network-endpoints`; none if the metadata lacks it.
+        """Return the hosts of the attribute `worker-network-endpoints`; none if the metadata lacks it.
 
         Raises:
             ClusterLookupError: The metadata server does not answer, or its reply is malformed.
@@ -271,7 +271,7 @@ class TpuOfThisVm(TpuClient):
         return [NetworkEndpoint(ipAddress=host, port=DEFAULT_PORT) for host in hosts]
 
     def is_here(self) -> bool:
-        """Returns whether the metadata lists only this host.
+        """Return whether the metadata lists only this host.
 
         Raises:
             ClusterLookupError: The metadata server does not answer, or its reply is malformed.
@@ -279,7 +279,7 @@ class TpuOfThisVm(TpuClient):
         return len(self.network_endpoints()) <= 1
 
     def multislice(self) -> Multislice | None:
-        """Returns the values of the `MEGASCALE_*` variables of the environment, or else of the metadata.
+        """Return the values of the `MEGASCALE_*` variables of the environment, or else of the metadata.
 
         Raises:
             ConfigurationError: One of them is malformed.
@@ -289,7 +289,7 @@ class TpuOfThisVm(TpuClient):
         return Multislice.read(lambda name: self._environ.get(name) or self._metadata.tpu_env().get(name))
 
     def accelerator_type(self) -> str | None:
-        """Returns the TPU's type from the environment, or else from the metadata.
+        """Return the TPU's type from the environment, or else from the metadata.
 
         Raises:
             ClusterLookupError: The metadata server does not answer.
@@ -301,7 +301,7 @@ class TpuOfThisVm(TpuClient):
         return said or self._metadata.tpu_env().get("ACCELERATOR_TYPE") or None
 
     def worker_id(self) -> int | None:
-        """Returns the index of this machine among the TPU's hosts.
+        """Return the index of this machine among the TPU's hosts.
 
         Raises:
             ClusterLookupError: The metadata server does not answer.
@@ -311,7 +311,7 @@ class TpuOfThisVm(TpuClient):
 
 
 def worker_of_metadata(metadata: MetadataServer) -> int | None:
-    """Returns the index of this machine among a TPU's hosts, from its metadata; None if it is not one.
+    """Return the index of this machine among a TPU's hosts, from its metadata; None if it is not one.
 
     Raises:
         ClusterLookupError: The metadata server does not answer.
@@ -321,7 +321,7 @@ def worker_of_metadata(metadata: MetadataServer) -> int | None:
 
 
 def read_endpoints(text: str, source: str) -> list[NetworkEndpoint]:
-    """Parses `grpc://HOST:PORT,...`; `grpc://` and the port are optional.
+    """Parse `grpc://HOST:PORT,...`; `grpc://` and the port are optional.
 
     Args:
         text: The addresses.
@@ -350,7 +350,7 @@ def read_endpoints(text: str, source: str) -> list[NetworkEndpoint]:
 
 
 def read_node_config(text: str) -> tuple[str | None, str | None, str | None]:
-    """Parses `TPU_CONFIG`, a JSON object.
+    """Parse `TPU_CONFIG`, a JSON object.
 
     Returns:
         The TPU's name, its project and its zone, each None if missing.

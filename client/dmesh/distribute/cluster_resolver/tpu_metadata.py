@@ -31,7 +31,7 @@ class TPUSystemMetadata(NamedTuple):
 def describe_system(
     job: str, hosts: int, cores_per_host: int, topology: Topology | None = None
 ) -> TPUSystemMetadata:
-    """Returns the metadata of a system of equal hosts.
+    """Return the metadata of a system of equal hosts.
 
     Args:
         job: Job of the hosts.
@@ -49,7 +49,7 @@ def describe_system(
 
 
 def cores_per_member(members: Sequence[Member]) -> int | None:
-    """Returns the number of TPU cores of each member of an initialized system.
+    """Return the number of TPU cores of each member of an initialized system.
 
     Returns:
         The number; None if there are no cores at all.

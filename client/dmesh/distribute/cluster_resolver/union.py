@@ -51,7 +51,7 @@ class UnionResolver(ClusterResolver):
         self._task_id = task_id if isinstance(task_id, int) else None
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the combined cluster.
+        """Return the combined cluster.
 
         Raises:
             DuplicateTaskError: Two resolvers have the same task of a job in which one resolver has gaps.
@@ -77,7 +77,7 @@ class UnionResolver(ClusterResolver):
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """Returns the address of the given task, by default the first resolver's master.
+        """Return the address of the given task, by default the first resolver's master.
 
         Args:
             task_type: Job of the task; used only with `task_id`.
@@ -96,7 +96,7 @@ class UnionResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
-        """Returns the numbers of the first resolver."""
+        """Return the numbers of the first resolver."""
         return self._resolvers[0].num_accelerators(task_type, task_id, config_proto)
 
     @property

@@ -16,12 +16,12 @@ LAST_PORT = 65_535
 
 
 def text(name: str) -> str | None:
-    """Returns a variable of this process, stripped of white space; None if unset or empty."""
+    """Return a variable of this process, stripped of white space; None if unset or empty."""
     return environment().get(name, "").strip() or None
 
 
 def required_text(name: str, place: str) -> str:
-    """Returns a variable that `place` sets in every process.
+    """Return a variable that `place` sets in every process.
 
     Args:
         name: The variable.
@@ -40,7 +40,7 @@ def required_text(name: str, place: str) -> str:
 
 
 def integer(name: str) -> int | None:
-    """Returns a variable as a non-negative integer; None if unset or empty.
+    """Return a variable as a non-negative integer; None if unset or empty.
 
     Raises:
         ConfigurationError: The value is not such a number.
@@ -56,7 +56,7 @@ def integer(name: str) -> int | None:
 
 
 def required_integer(name: str, place: str) -> int:
-    """Returns a variable that `place` sets in every process, as a non-negative integer.
+    """Return a variable that `place` sets in every process, as a non-negative integer.
 
     Raises:
         ResolverError: The variable is not set.
@@ -69,7 +69,7 @@ def required_integer(name: str, place: str) -> int:
 
 
 def port_base(identity: str, count: int) -> int:
-    """Returns the first of `count` ports for a job's tasks on one host.
+    """Return the first of `count` ports for a job's tasks on one host.
 
     It is `DMESH_PORT_BASE` if that is set. Otherwise it is derived from the job's identity: all tasks of a
     job get the same port without communicating, and two jobs on one host usually get different ones.
@@ -85,7 +85,7 @@ def port_base(identity: str, count: int) -> int:
 
 
 def checked_port_base(base: object, count: int, what: str) -> int:
-    """Returns a first port, after checking that `count` ports follow.
+    """Return a first port, after checking that `count` ports follow.
 
     Raises:
         ConfigurationError: `base` is not a port, or fewer than `count` ports follow.
