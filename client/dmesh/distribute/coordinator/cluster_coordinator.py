@@ -42,7 +42,7 @@ MOST_QUEUED = 100_000
 
 
 class ClusterCoordinator:
-    """Runs functions on the other clients, which call `run_worker`. The client that makes it coordinates.
+    """Coordinator that runs functions on the other clients, which call `run_worker`.
 
     ```python
     with dmesh.distribute.coordinator.ClusterCoordinator() as coordinator:
@@ -97,7 +97,7 @@ class ClusterCoordinator:
 
     @property
     def workers(self) -> tuple[int, ...]:
-        """Client ids of the workers that are there."""
+        """Client ids of the present workers."""
         with self._lock:
             return tuple(sorted(worker.client for worker in self._dispatch.workers))
 
@@ -279,7 +279,7 @@ class ClusterCoordinator:
         raise error
 
     def _cancel(self, error: BaseException) -> None:
-        """Give all functions that have not ended an error."""
+        """Set an error as the result of all unfinished functions."""
         with self._lock:
             left = self._dispatch.cancel() + [closure for _, closure in self._dispatch.running]
         for closure in left:
@@ -287,7 +287,7 @@ class ClusterCoordinator:
         self._bell.ring()
 
     def _fail(self, error: BaseException) -> None:
-        """End everything: no function can be run any more."""
+        """Shut down: no more functions can run."""
         with self._lock:
             if self._closed or self._fatal is not None:
                 return
@@ -300,7 +300,7 @@ class ClusterCoordinator:
             self._give_up_if_alone()
 
     def _give_up_if_alone(self) -> None:
-        """Fail if functions wait, and no client is left to run them."""
+        """Fail if functions are waiting and no client is left to run them."""
         with self._lock:
             if self._closed or self._dispatch.workers or self._dispatch.idle:
                 return
@@ -323,7 +323,7 @@ class ClusterCoordinator:
     def _encoded(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[bytes, tuple[tuple[int | str, str, bytes], ...]]:
-        """Return a call as bytes, and the arguments that workers have themselves."""
+        """Return a serialized call, and its per-worker arguments."""
         if not isinstance(args, list | tuple) or not isinstance(kwargs, Mapping):
             raise StrategyTypeError(
                 "schedule() takes the arguments as a tuple and the keyword arguments as a dict, got "
@@ -379,7 +379,7 @@ class ClusterCoordinator:
         self._bell.ring()
 
     def _finish(self, worker: WorkerId, number: int, value: Any, error: Any) -> None:
-        """Take the outcome of a function: its result, an error, or a worker's description of one."""
+        """Set the outcome of a function: its result, an error, or a worker's description of one."""
         with self._lock:
             closure, begun = self._dispatch.finished(worker, number)
             if closure is None:
