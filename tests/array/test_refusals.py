@@ -26,7 +26,9 @@ PAIR = World(2, 2, (4,))
 def test_nothing_is_gathered_without_being_told(operation):
     def program(mesh):
         x = dmesh.arange(9.0, layout=Layout(["x"], mesh))
-        with pytest.raises(ImplicitGatherError, match=r"72 bytes on each device instead of 24\. Call"):
+        with pytest.raises(
+            ImplicitGatherError, match=r"72 bytes on each device, where the layout says 24\. Call"
+        ):
             operation(x)
         with dmesh.implicit_gather("warn"), pytest.warns(dmesh.ImplicitGatherWarning, match="72 bytes"):
             operation(x)

@@ -71,8 +71,9 @@ def check_gather(operation: str, source: Spec, target: Spec) -> None:
     specs = target.layout.sharding_specs
     name = ledger.current_operation(operation)
     message = (
-        f"{name} needs {source.describe()} as {target.describe()}: {target.largest:,} bytes on each device "
-        f"instead of {source.complete().largest:,}. Call dmesh.relayout(x, dmesh.Layout({specs}, mesh)) "
+        f"{name} needs {source.describe()} as {target.describe()}: {target.largest:,} bytes on each device, "
+        f"where the layout says {source.complete().largest:,}. Call dmesh.relayout(x, "
+        f"dmesh.Layout({specs}, mesh)) "
         'first, or allow it with dmesh.implicit_gather("allow")'
     )
     if policy == "forbid":
