@@ -18,7 +18,7 @@ def status(path: os.PathLike[str]) -> os.stat_result | None:
 
 
 def names_in(directory: os.PathLike[str]) -> list[str]:
-    """Return what a directory contains; nothing if there is no directory. Raises any other OSError."""
+    """Return the names in a directory; none if it does not exist. Raises any other OSError."""
     try:
         return os.listdir(directory)
     except (FileNotFoundError, NotADirectoryError):

@@ -89,7 +89,7 @@ class NotInitializedError(DMeshError, ValueError):
 
 
 class CheckpointError(DMeshError, ValueError, OSError):
-    """A checkpoint is missing, is damaged, does not fit what it is restored to, or cannot be written.
+    """A checkpoint is missing or damaged, does not match the objects to restore, or cannot be written.
 
     Nothing that was there before was changed.
     """
@@ -100,11 +100,11 @@ class RestoreMismatchError(CheckpointError, AssertionError):
 
 
 class DatasetError(DMeshError, ValueError):
-    """A dataset cannot be made, or what it yields cannot be batched, split or distributed."""
+    """A dataset cannot be created, or its elements cannot be batched, split or distributed."""
 
 
 class FileFormatError(DatasetError):
-    """The content of a data file is not what was expected.
+    """A data file does not have the expected content.
 
     Attributes:
         path: The file.
@@ -198,7 +198,7 @@ class ClusterNotReadyError(ResolverError):
 
 
 class ClusterLookupError(ResolverError, ValueError):
-    """The service that manages the cluster does not know what was asked for, or its answer makes no sense."""
+    """The service that manages the cluster does not know the requested object, or its reply is malformed."""
 
 
 class ClusterLookupDeniedError(ClusterLookupError, PermissionError):
@@ -346,7 +346,7 @@ class CoordinatorUnavailableError(CoordinationError, ConnectionError):
 
 
 class InitializationTimeoutError(CoordinationError, TimeoutError):
-    """Not all clients came within the time allowed; `members` are those that are missing."""
+    """Not all clients joined within the time limit; `members` has the missing ones."""
 
 
 class ClientIdTakenError(CoordinationError):
@@ -382,7 +382,7 @@ class AuthenticationError(CoordinationError, PermissionError):
 
 
 class PermissionDeniedError(CoordinationError, PermissionError):
-    """The role of this process's token does not allow what was asked."""
+    """The role of this process's token does not allow the request."""
 
 
 class VersionMismatchError(CoordinationError):

@@ -41,7 +41,7 @@ class BuildInfo(TypedDict):
 
 
 class RegisteredMemory(Protocol):
-    """Shared segments with arrays: those of this process, and those of others that it has mapped."""
+    """Registry of shared segments with arrays: this process's, and mapped ones of others."""
 
     def add(self, memory: mmap, nonce: bytes, descriptor: int, own: bool, /) -> None:
         """Register a segment. It stays mapped until it is dropped."""
@@ -412,7 +412,7 @@ def reason() -> str | None:
 
 @functools.cache
 def _load() -> tuple[Core | None, str | None]:
-    """Return the module, or None and what is wrong with it."""
+    """Return the module, or None and the reason why it cannot be used."""
     try:
         # By its name: a checker of imports would take `from dmesh import` for one of the whole package.
         module = cast(Core, importlib.import_module(_MODULE))

@@ -157,7 +157,7 @@ class CommitPipeline:
             self._thread.shutdown(wait=False)
 
     def _release_in_turn(self, effects: Sequence[Effect], *, may_overtake: bool = False) -> None:
-        """Release effects that need no commit: at once, or after those that they may build on."""
+        """Release effects that need no commit: at once, or after the effects on which they may depend."""
         pending = [self._gathering] if self._under_way is None else [self._gathering, self._under_way]
         wait = any(batch.ordered if may_overtake else batch.eager for batch in pending)
         if wait and self.failure is None:

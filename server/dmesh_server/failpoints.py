@@ -66,7 +66,7 @@ _counting = threading.Lock()
 
 
 def hit(point: str) -> None:
-    """Pass a point: does what is enabled there, nothing by default.
+    """Pass a failpoint: run its enabled action, by default none.
 
     Raises:
         OSError: The point is set to fail.

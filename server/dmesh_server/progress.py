@@ -163,7 +163,7 @@ class LoopReport(NamedTuple):
     name: str
     """Its name; may be empty."""
     unit: str
-    """What steps are called, in the plural."""
+    """Unit of the steps, in the plural."""
     done: int
     """Steps that are done."""
     total: int

@@ -190,7 +190,7 @@ def test_a_client_that_cannot_write_is_an_error_on_all_that_names_it(tmp_path):
     with run_clients(2, FULL, environ={"DIRECTORY": str(tmp_path), "DMESH_NUM_CPU_DEVICES": "2"}) as clients:
         for client in clients.values():
             line = client.wait_for("CheckpointError")
-            assert "True dmesh.checkpoint.save of step 2 has failed on rank 1:" in line
+            assert "True dmesh.checkpoint.save of step 2 failed on rank 1:" in line
             assert "File too large" in line
         assert [client.wait() for client in clients.values()] == [0, 0]
     assert check(tmp_path) == 2

@@ -311,7 +311,7 @@ def test_tolerances_of_a_matrix_that_is_cut():
             close(np.linalg.matrix_rank(value, rtol=one), np.linalg.matrix_rank(of, rtol=0.8), "float64")
             close(np.linalg.matrix_rank(value, rtol=t), np.linalg.matrix_rank(of, rtol=tolerances), "float64")
             close(np.linalg.matrix_rank(value, t), np.linalg.matrix_rank(of, tolerances), "float64")
-            with pytest.raises(ValueError, match="does not fit a stack"):
+            with pytest.raises(ValueError, match="does not match a stack"):
                 np.linalg.pinv(value, rtol=t)
 
     run(FOUR, program)

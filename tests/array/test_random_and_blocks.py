@@ -196,7 +196,7 @@ def test_results_that_do_not_fit_and_calls_that_differ_are_errors():
     def program(mesh):
         layout = Layout(["x", UNSHARDED], mesh)
         x = dmesh.zeros((4, 4), layout=layout)
-        with pytest.raises(LayoutError, match="but the layout gives it"):
+        with pytest.raises(LayoutError, match="but the layout needs"):
             dmesh.shard_map(lambda b: b[: 1 + dmesh.axes.index("x")], in_layouts=layout, out_layouts=layout)(
                 x
             )

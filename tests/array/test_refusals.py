@@ -72,10 +72,10 @@ def test_plain_arrays_do_not_mix(operation):
     [
         (lambda x: np.packbits(x), r"np\.packbits is refused"),
         (lambda x: np.apply_along_axis(np.sum, 0, x), r"np\.apply_along_axis is refused"),
-        (lambda x: np.add.at(x, [0], 1), r"np\.add\.at is refused"),
-        (lambda x: np.add.reduceat(x, [0]), r"np\.add\.reduceat is refused"),
+        (lambda x: np.add.at(x, [0], 1), r"np\.add\.at is not supported"),
+        (lambda x: np.add.reduceat(x, [0]), r"np\.add\.reduceat is not supported"),
         (lambda x: x.tolist(), r"x\.full\(\)\.tolist\(\)"),
-        (lambda x: dmesh.copy_to_mesh(np.array([None]), x.layout), "references to Python objects"),
+        (lambda x: dmesh.copy_to_mesh(np.array([None]), x.layout), "their elements are Python objects"),
         (lambda x: dmesh.zeros(3, layout=x.layout, shared=True), "layout= or shared="),
         (lambda x: dmesh.axes.psum(1, "x"), "dmesh.shard_map runs"),
     ],

@@ -103,7 +103,7 @@ def test_a_variable_refuses_what_tensorflow_refuses():
         x = dmesh.ones((4, 4), layout=Layout(["x", UNSHARDED], mesh))
         with pytest.raises(LayoutError, match="needs a layout"):
             DVariable(np.ones(4))
-        with pytest.raises(LayoutError, match="leave layout= out"):
+        with pytest.raises(LayoutError, match="Omit layout="):
             DVariable(x, layout=Layout([UNSHARDED, "x"], mesh))
         v = DVariable(x, dtype=np.float32)
         with pytest.raises(UnshardableError, match="copy_to_mesh"):
@@ -247,7 +247,7 @@ def test_an_operation_can_be_numpys():
     finally:
         FUNCTIONS.pop(np.convolve)
         NOTES.pop(np.convolve)
-    with pytest.raises(ArgumentTypeError, match="function of NumPy's"):
+    with pytest.raises(ArgumentTypeError, match="a NumPy function"):
         dmesh.register_op(len, rule, function=len)
 
 
@@ -259,8 +259,12 @@ def test_a_rule_and_a_kernel_that_disagree_are_refused():
             (lambda b: b[:1], lambda a: ([a.layout], same), r"block of shape \(1, 3\)"),
             (lambda b: b[0], lambda a: ([a.layout], same), "block of 1 dimensions"),
             (lambda b: b, lambda a: ([], same), "0 layouts for 1 operands"),
-            (lambda b: b, lambda a: ([None], same), "gives operand 0 no layout"),
-            (lambda b: b, lambda a: ([a.layout], same._replace(reduction="mean")), "names no reduction"),
+            (lambda b: b, lambda a: ([None], same), "returned None for operand 0"),
+            (
+                lambda b: b,
+                lambda a: ([a.layout], same._replace(reduction="mean")),
+                "returned an unknown reduction",
+            ),
         ):
             with pytest.raises(UnshardableError, match=message):
                 dmesh.register_op(kernel, rule)(x)

@@ -79,7 +79,7 @@ def test_doctor_finds_nothing_in_an_empty_environment(capsys, monkeypatch) -> No
         ({"DMESH_SHARED_MEMORY": "0"}, "shared memory", "skip", "share none"),
         ({"DMESH_SHARED_MEMORY": "16000000"}, "shared memory", "warn", "are free"),
         ({"DMESH_COORDINATOR": "127.0.0.1:1"}, "server", "fail", "dmesh serve"),
-        ({"DMESH_INTERFACES": "nic9"}, "interfaces", "fail", "names nic9, which is no network interface"),
+        ({"DMESH_INTERFACES": "nic9"}, "interfaces", "fail", "names nic9, which is not a network interface"),
         ({"DTENSOR_JOBS": "127.0.0.1:1"}, "server", "warn", "client 0 hosts it"),
     ],
 )

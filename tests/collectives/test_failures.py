@@ -606,10 +606,10 @@ def test_a_call_that_times_out_as_the_group_fails_gets_the_failure(monkeypatch, 
         monkeypatch.setattr(Work, "abort", lambda self, failure: None)
         original = PositionQuery.ask
 
-        def ask(self, *, everybody=False):
-            if everybody:  # the time is up
+        def ask(self, *, all_ranks=False):
+            if all_ranks:  # the time is up
                 group.fail(Failure(Cause.BROKEN, "rank 1 gave up", (1,)), notify=False)
-            original(self, everybody=everybody)
+            original(self, all_ranks=all_ranks)
 
         monkeypatch.setattr(PositionQuery, "ask", ask)
         (error,) = ranks.run(lambda c: c.world.all_reduce(X, timeout=0.1), (0,))

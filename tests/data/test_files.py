@@ -60,7 +60,7 @@ def test_rows_of_npz_files(arrays, kind):
 def test_stored_arrays_are_mapped_and_packed_ones_bounded(arrays):
     source = Dataset.from_npz(arrays / "0.npz").node
     assert isinstance(source.load(str(arrays / "0.npz"))["x"], np.memmap)
-    with pytest.raises(FileFormatError, match=r"packed-0\.npz: the array x\.npy would be \d+ bytes unpacked"):
+    with pytest.raises(FileFormatError, match=r"packed-0\.npz: the array x\.npy has \d+ bytes unpacked"):
         list(Dataset.from_npz(arrays / "packed-0.npz", max_unpacked_bytes=100))
 
 
@@ -96,7 +96,7 @@ def test_files_that_are_none_are_refused_by_name(tmp_path):
         with pytest.raises(FileFormatError, match=path.name) as caught:
             list(read(path))
         assert caught.value.path == str(path)
-    with pytest.raises(FileFormatError, match="no array z; there are x, y"):
+    with pytest.raises(FileFormatError, match="no array z; the file has x, y"):
         list(Dataset.from_npz(tmp_path / "uneven.npz", names=["z"]))
 
 
@@ -185,8 +185,8 @@ def test_what_csv_writes_is_read(tmp_path_factory, rows):
         ("a,b\n1,1.5\n", 2, "column b should be int32"),
         ('a,b\n"1\n",2\n1,2,3\n', 4, "expected 2 fields, found 3"),
         ("", 1, "names of the columns"),
-        ("a,c\n1,2\n", 1, "no column b; there are a, c"),
-        ('a,b\n1,"2\n', 2, "no CSV"),
+        ("a,c\n1,2\n", 1, "no column b; the file has a, c"),
+        ('a,b\n1,"2\n', 2, "not valid CSV"),
         ("a,b\n" + "1" * 2_000_000, 2, "longer than 1048576 characters"),
     ],
 )
@@ -209,7 +209,7 @@ def test_strings_are_not_cut_and_truth_is_not_guessed(tmp_path):
 def test_text_of_another_encoding_is_refused(tmp_path):
     path = tmp_path / "a.csv"
     path.write_bytes("é\n".encode("latin-1"))
-    with pytest.raises(FileFormatError, match=r"a\.csv: this is not utf-8-sig text"):
+    with pytest.raises(FileFormatError, match=r"a\.csv: the file is not utf-8-sig text"):
         list(Dataset.from_csv(path, [str]))
     assert [str(a) for (a,) in Dataset.from_csv(path, [str], encoding="latin-1")] == ["é"]
 

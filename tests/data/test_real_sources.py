@@ -182,9 +182,9 @@ def test_what_is_no_parquet_is_refused(tmp_path, parquet_files):
     from pyarrow import parquet
 
     (tmp_path / "text").write_text("hello")
-    with pytest.raises(FileFormatError, match="text: this cannot be read as a Parquet file"):
+    with pytest.raises(FileFormatError, match="text: cannot be read as a Parquet file"):
         list(Dataset.from_parquet(tmp_path / "text"))
-    with pytest.raises(FileFormatError, match="no column y; there are n, x, pair, text, image"):
+    with pytest.raises(FileFormatError, match="no column y; the file has n, x, pair, text, image"):
         list(Dataset.from_parquet(parquet_files, ["y"]))
     parquet.write_table(pyarrow.table({"x": [1, None], "s": [{"a": 1}, {"a": 2}]}), tmp_path / "holes")
     with pytest.raises(FileFormatError, match="column x has 1 empty values"):

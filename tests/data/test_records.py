@@ -172,7 +172,7 @@ def test_integers_of_all_sizes_come_back(values):
 @pytest.mark.parametrize(
     ("example", "feature", "message"),
     [
-        ({"b": 1, "c": 2}, FixedLenFeature((), np.int64), "there is no feature 'a'; there are b, c"),
+        ({"b": 1, "c": 2}, FixedLenFeature((), np.int64), "the example has no feature 'a'; it has b, c"),
         ({"a": 1}, FixedLenFeature((2,), np.int64), r"'a' has 1 values, expected shape \(2,\)"),
         (
             {"a": [1, 2]},
@@ -180,7 +180,7 @@ def test_integers_of_all_sizes_come_back(values):
             "is a int64_list of 2 values, which cannot be read as float",
         ),
         ({"a": [1.5]}, VarLenFeature(np.int64), "is a float_list of 1 values, which cannot be read as int64"),
-        ({"a": 300}, FixedLenFeature((), np.uint8), "'a' has values that are no uint8"),
+        ({"a": 300}, FixedLenFeature((), np.uint8), "'a' has values out of the range of uint8"),
         (
             {"a": b"abc"},
             VarLenFeature(np.int32),
@@ -207,7 +207,9 @@ def test_damage_is_noticed(tmp_path):
     second = 12 + 5 + 4
     for at in range(second, len(whole)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        with pytest.raises(FileFormatError, match="d: record 2 cannot be read: the checksum"):
+        with pytest.raises(
+            FileFormatError, match=r"d: record 2 cannot be read: its (data|length) has a wrong checksum"
+        ):
             list(TFRecordDataset(path))
         if at > second:
             path.write_bytes(whole[:at])
@@ -250,7 +252,7 @@ def test_a_record_of_an_absurd_length_is_refused_before_it_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: TFRecordDataset("nothing.tfrecord"), DatasetError, "there is no file"),
+        (lambda: TFRecordDataset("nothing.tfrecord"), DatasetError, "no file matches"),
         (lambda: TFRecordDataset(__file__, "BZIP"), DatasetError, "must be '', 'GZIP' or 'ZLIB', got 'BZIP'"),
         (lambda: TFRecordWriter("x", "BZIP"), DatasetError, "BZIP"),
         (lambda: TFRecordWriter("x").write_record(b""), DatasetError, "is not open"),
@@ -262,7 +264,7 @@ def test_a_record_of_an_absurd_length_is_refused_before_it_is_read(tmp_path):
             r"of shape \(2,\) has shape \(3,\)",
         ),
         (lambda: VarLenFeature("M8[s]"), ArgumentTypeError, "numbers or text"),
-        (lambda: parse_single_example(b"\xff\xff", {}), DatasetError, "it is no tf.train.Example"),
+        (lambda: parse_single_example(b"\xff\xff", {}), DatasetError, "it is not a tf.train.Example"),
         (
             lambda: serialize_example({"a": object()}),
             ArgumentTypeError,

@@ -281,7 +281,7 @@ def test_options_are_checked_as_in_the_reference():
     [
         (lambda: distribute_datasets_from_function(FOUR, 3), TypeError, "takes an InputContext, got int"),
         (lambda: distribute_datasets_from_function(FOUR, lambda c: None), TypeError, "returned None"),
-        (lambda: distribute_datasets_from_function(FOUR, lambda c: iter([])), TypeError, "once only"),
+        (lambda: distribute_datasets_from_function(FOUR, lambda c: iter([])), TypeError, "only once"),
         (lambda: experimental_distribute_dataset(FOUR, [], 3), TypeError, "InputOptions, got int"),
         (lambda: experimental_distribute_values_from_function(FOUR, 3), TypeError, "a ValueContext, got int"),
         (lambda: InputOptions(experimental_per_replica_buffer_size=-2), ValueError, "at least -1"),

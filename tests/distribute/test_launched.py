@@ -114,7 +114,7 @@ def test_nobody_knows_where_rank_0_is(monkeypatch):
     for name, value in open_mpi(1, 2, 0, 1).items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("OMPI_MCA_orte_hnp_uri")
-    with pytest.raises(ResolverError, match=r"not known where rank 0 is. Pass coordinator=HOST:PORT"):
+    with pytest.raises(ResolverError, match=r"the address of rank 0 is unknown. Pass coordinator=HOST:PORT"):
         OpenMPIClusterResolver()
     monkeypatch.setenv("DMESH_COORDINATOR", "127.0.0.1:8470")  # then all meet there
     assert OpenMPIClusterResolver(port_base=9000).cluster_spec() == {"worker": {1: "127.0.0.1:9000"}}
@@ -137,9 +137,7 @@ def test_where_all_meet_at_a_server_nobody_guesses_where_rank_0_is(monkeypatch, 
 
 
 def test_no_way_to_rank_0(launched):
-    with pytest.raises(
-        ResolverError, match=r"meet at no-such-host.invalid:9000, to which this host finds no way"
-    ):
+    with pytest.raises(ResolverError, match=r"no route to the rendezvous address no-such-host.invalid:9000"):
         launched(1, 2, 0, 1, port_base=9000, coordinator="no-such-host.invalid")
 
 
@@ -185,7 +183,7 @@ def test_outside_of_a_launch(monkeypatch, kind, variables, name):
         kind()
     monkeypatch.setenv(name, "99")
     if name != "WORLD_SIZE" and not name.endswith("WORLD_SIZE"):
-        with pytest.raises(ConfigurationError, match="which cannot be"):
+        with pytest.raises(ConfigurationError, match="contradict each other"):
             kind()
 
 

@@ -153,7 +153,7 @@ def test_tf_config_without_a_cluster_says_nothing(environ):
 def test_a_launcher_that_is_not_there(environ):
     environ({"DMESH_LAUNCHER": "k8"})
     with pytest.raises(
-        ConfigurationError, match="DMESH_LAUNCHER is 'k8'; expected auto, none or one of torchelastic"
+        ConfigurationError, match=r"DMESH_LAUNCHER is 'k8'; expected .*: auto, none or one of torchelastic"
     ):
         detect()
     environ({"DMESH_LAUNCHER": "slurm"})
@@ -205,7 +205,7 @@ def test_a_resolver_comes_before_everything(environ, caplog):
     assert (settings.jobs, settings.client_id, settings.job_name) == (("w0:1", "w1:1"), 1, "worker")
     assert settings.origins["client_id"] == "SimpleClusterResolver"
     assert instead == {"DTENSOR_JOBS": "w0:1,w1:1", "DTENSOR_CLIENT_ID": "1", "DTENSOR_JOB_NAME": "worker"}
-    assert "SimpleClusterResolver says that this is client 1 of 2; DTENSOR_JOBS is ignored" in caplog.text
+    assert "according to SimpleClusterResolver, this is client 1 of 2; DTENSOR_JOBS is ignored" in caplog.text
 
 
 def test_a_resolver_of_nothing_is_local_mode(environ):
@@ -232,31 +232,34 @@ def test_dtensor_client_id_helps_a_resolver_that_does_not_know(environ):
 @pytest.mark.parametrize(
     ("resolver", "message"),
     [
-        (simple(WORKERS), "SimpleClusterResolver does not say which of the 2 clients this process is"),
+        (simple(WORKERS), "SimpleClusterResolver does not determine which of the 2 clients this process is"),
         (
             simple(WORKERS, task_id=2),
-            "says that this process is task 2 of 2; expected an integer from 0 to 1",
+            "SimpleClusterResolver, this process is task 2 of 2; expected an integer from 0 to 1",
         ),
         (simple(WORKERS, task_id=-1), "task -1 of 2"),
         (simple(WORKERS, task_id=True), "task True of 2"),
         (
             simple({**WORKERS, "ps": ["p:1"]}, task_type="ps", task_id=0),
-            "a task of job 'ps', but clients are",
+            "a task of job 'ps', but only tasks of 'worker' are clients",
         ),
         (
             simple({"a": ["a:1"], "b": ["b:1"]}, task_id=0),
-            "has the jobs 'a', 'b'; clients are the tasks of one job",
+            "has the jobs 'a', 'b', but clients must be tasks of one job",
         ),
         (simple({"worker": {0: "a:1", 2: "c:1"}}, task_id=0), "has no address of task 1 of job 'worker'"),
         (
             simple({"worker": ["w0", "w1:1"]}, task_id=0),
-            "it has no port.*The value is SimpleClusterResolver's",
+            "it has no port.*The value comes from SimpleClusterResolver",
         ),
         (
             simple({"worker": ["w0:1", "w0:1"]}, task_id=0),
-            "more than once.*The value is SimpleClusterResolver's",
+            "more than once.*The value comes from SimpleClusterResolver",
         ),
-        (simple({"a b": ["w0:1", "w1:1"]}, task_id=0), "DTENSOR_JOB_NAME is 'a b'.*SimpleClusterResolver's"),
+        (
+            simple({"a b": ["w0:1", "w1:1"]}, task_id=0),
+            "DTENSOR_JOB_NAME is 'a b'.*from SimpleClusterResolver",
+        ),
     ],
 )
 def test_what_is_no_cluster_of_clients(resolver, message):

@@ -84,7 +84,7 @@ def test_simple_by_default():
 
 def test_what_simple_refuses():
     with pytest.raises(
-        TypeError, match=r"cluster_spec must be a dmesh.train.ClusterSpec, got dict; a dict becomes"
+        TypeError, match=r"cluster_spec must be a dmesh.train.ClusterSpec, got dict. Convert a dict"
     ):
         SimpleClusterResolver({"worker": ["w0:1"]})
     with pytest.raises(ArgumentTypeError, match="master must be a str, got 5"):

@@ -73,7 +73,7 @@ def test_at_most_one_task_has_no_master(monkeypatch, value):
 
 def test_who_is_meant_must_be_known(config):
     config(CLUSTER)
-    with pytest.raises(ConfigurationError, match="TF_CONFIG does not say which task this is"):
+    with pytest.raises(ConfigurationError, match="TF_CONFIG has no task"):
         TFConfigClusterResolver().master()
     with pytest.raises(ClusterSpecError, match="'worker' has no task 5"):
         TFConfigClusterResolver().master("worker", 5)

@@ -37,7 +37,7 @@ def test_the_cause_comes_first_however_late_it_ends():
         "the others followed:",
         "  rank 2 on host h (pid 102) raised PeerLostError: lost rank 1",
         "  rank 0 on host h (pid 100) raised PeerLostError: lost rank 1",
-        "had not ended yet: rank 3",
+        "still running: rank 3",
     ]
     assert [failure.rank for failure in caught.value.failures] == [1, 2, 0]
     assert isinstance(caught.value.__cause__, ValueError)

@@ -102,7 +102,7 @@ def test_a_token_travels_unencrypted_only_where_the_user_says_so(monkeypatch):
 def test_after_a_failure_the_others_have_some_time():
     workers = Workers(3, Ending(0, LOST), Ending(1, how="was lost"))
     with pytest.raises(
-        RankFailedError, match=r"(?s)^rank 1 on host h.*rank 0.*had not ended yet: rank 2"
+        RankFailedError, match=r"(?s)^rank 1 on host h.*rank 0.*still running: rank 2"
     ) as caught:
         run(workers, 3)
     assert caught.value.pid == 101

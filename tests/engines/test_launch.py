@@ -159,12 +159,14 @@ def test_a_function_may_initialize_by_itself():
 
 
 def test_a_result_that_cannot_be_sent_back():
-    with pytest.raises(RankFailedError, match=r"its result cannot be sent back: .*lock"):
+    with pytest.raises(RankFailedError, match=r"its result cannot be pickled: .*lock"):
         dmesh.launch(programs.returns_a_lock, n=1)
 
 
 def test_a_result_that_cannot_be_read():
-    with pytest.raises(RankFailedError, match="returned what cannot be unpickled here: ValueError: written"):
+    with pytest.raises(
+        RankFailedError, match="returned a result that cannot be unpickled here: ValueError: written"
+    ):
         dmesh.launch(programs.returns_something_unreadable, n=1)
 
 
@@ -254,4 +256,4 @@ def test_signals_need_the_main_thread():
     thread = threading.Thread(target=call)
     thread.start()
     thread.join()
-    assert "works in the main thread only" in str(caught[0])
+    assert "only the main thread can call it" in str(caught[0])

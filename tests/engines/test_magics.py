@@ -32,7 +32,7 @@ def run(shell: Any, source: str) -> Any:
 def test_cells_from_the_first_to_the_stop(shell: Any, capfd: pytest.CaptureFixture[str]) -> None:
     done = run(shell, "%%dmesh\n1")
     assert isinstance(done.error_in_exec, KeptClientsError)
-    assert "start some with `%%dmesh -n 4`" in capfd.readouterr().out
+    assert "start clients with `%%dmesh -n 4`" in capfd.readouterr().out
 
     assert run(
         shell, "%%dmesh -n 2\nimport os, numpy as np\nme = int(os.environ['RANK'])\nnp.eye(2) * me"

@@ -30,7 +30,7 @@ def nodes():
 
 def test_a_process_that_is_connected_to_no_cluster_is_told_so():
     pytest.importorskip("ray")
-    with pytest.raises(ConfigurationError, match=r"call ray.init\(\) before dmesh.launch"):
+    with pytest.raises(ConfigurationError, match=r"Call ray.init\(\) before dmesh.launch"):
         dmesh.launch(programs.sums, (1,), n=2, on="ray")
 
 
@@ -68,7 +68,7 @@ def test_an_actor_that_is_started_again_takes_its_place(nodes):
 
 
 def test_too_few_processors_are_refused(nodes):
-    with pytest.raises(EngineError, match=r"launch\(n=9\) needs a CPU .* for each rank, but there are 4\."):
+    with pytest.raises(EngineError, match=r"launch\(n=9\) needs one CPU for each rank, but .* has 4\."):
         dmesh.launch(programs.sums, (1,), n=9, on="ray")
 
 
@@ -78,7 +78,7 @@ def test_a_cluster_without_room_is_refused_and_keeps_nothing(nodes, monkeypatch)
     holder = ray.remote(num_cpus=2)(programs.Holder).remote()
     ray.get(holder.hold.remote())
     monkeypatch.setenv("DMESH_INIT_TIMEOUT", "1")
-    with pytest.raises(EngineError, match=r"no room for 4 ranks at once within 1 s \(DMESH_INIT_TIMEOUT\)"):
+    with pytest.raises(EngineError, match=r"could not place 4 ranks at once within 1 s"):
         dmesh.launch(programs.sums, (1,), n=4, on="ray")
     ray.kill(holder)
     monkeypatch.delenv("DMESH_INIT_TIMEOUT")

@@ -214,7 +214,7 @@ def test_the_process_environment_is_the_default(monkeypatch):
         (",", "entry 0 of DTENSOR_JOBS is empty"),
         (
             "a:1,b:1,a:1",
-            "DTENSOR_JOBS lists a:1 more than once, as entries 0 and 2. Each client needs an address",
+            "DTENSOR_JOBS lists a:1 more than once, as entries 0 and 2. Each client needs its own address",
         ),
         ("a:1,A:1", "DTENSOR_JOBS lists A:1 more than once"),
         ("a:1,a:01", "DTENSOR_JOBS lists a:01 more than once"),

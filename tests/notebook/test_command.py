@@ -43,7 +43,7 @@ def test_a_line_of_its_own(line: str, command: Command) -> None:
         ("-n four", "invalid int value"),
         ("--ranks 1", "unrecognized arguments"),
         ("something", "unrecognized arguments"),
-        ("--rank 'a", "cannot be read"),
+        ("--rank 'a", "cannot be parsed"),
     ],
 )
 def test_a_cells_line_that_makes_no_sense(line: str, said: str) -> None:

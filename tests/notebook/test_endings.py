@@ -105,7 +105,7 @@ def test_a_rank_that_ignores_the_interrupt_is_named(start: Start, tmp_path) -> N
             f"if me == 1: raise ValueError('first')\nopen({str(gate)!r}).read()"
         )
     assert (
-        "dmesh: rank 0 has not reacted to the interrupt yet; another interrupt kills the clients"
+        "dmesh: rank 0 has not reacted to the interrupt yet. Another interrupt kills the clients"
         in kept.err.text
     )
     assert [result.text for result in kept.clients.run("me")] == ["0", "1"]

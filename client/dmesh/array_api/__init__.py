@@ -1,7 +1,7 @@
 """The Python array API standard, version 2024.12, over sharded arrays.
 
-NumPy's own functions, which sharded arrays take by NumPy's protocols, and functions that create sharded
-arrays without being given a layout: docs/arrays.md#array-api says what holds.
+NumPy's own functions, which support sharded arrays through NumPy's protocols, and functions that create
+sharded arrays with a default layout (docs/arrays.md#array-api).
 
 ```python
 import dmesh.array_api as xp
@@ -11,8 +11,8 @@ with dmesh.default_mesh(mesh):
     xp.matmul(x, xp.matrix_transpose(x)).device  # -> mesh
 ```
 
-All functions but these are NumPy's: those that create arrays, `sort` and `argsort`, which sort in descending
-order, too, `finfo` and `iinfo`, which take arrays, and `__array_namespace_info__`.
+All functions are NumPy's, except those that create arrays, `sort` and `argsort` (with `descending=`), `finfo`
+and `iinfo` (which accept arrays), and `__array_namespace_info__`.
 """
 
 from __future__ import annotations

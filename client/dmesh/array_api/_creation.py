@@ -1,4 +1,4 @@
-"""Functions of the array API that create sharded arrays, cut by default along the default mesh."""
+"""Functions of the array API that create arrays, by default sharded along the default mesh."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _full: Callable[..., DTensor] = np.full_like
 
 
 def default_device() -> Mesh:
-    """Return the mesh of the innermost `dmesh.default_mesh` block; outside of any, a row of all devices."""
+    """Return the default mesh; outside `dmesh.default_mesh`, a one-dimensional mesh of all devices."""
     return get_default_mesh() or create_distributed_mesh(
         [("x", num_global_devices("CPU"))], device_type="CPU"
     )
@@ -31,19 +31,19 @@ def layout_of(device: Device, ndim: int) -> Layout:
     """Return the layout of a new array.
 
     Args:
-        device: A layout is taken as it is. On a mesh, the first dimension of the array is cut along the first
-            dimension of the mesh, the second one along the second one, and so on. None for the default mesh.
+        device: A layout; or a mesh, along whose first dimension the first dimension of the array is sharded,
+            along its second one the second one, and so on. None for the default mesh.
         ndim: Number of the array's dimensions.
 
     Raises:
-        LayoutError: It is neither a layout nor a mesh.
+        LayoutError: `device` is neither a layout nor a mesh.
     """
     if isinstance(device, Layout):
         return device
     mesh = default_device() if device is None else device
     if not isinstance(mesh, Mesh):
         raise LayoutError(
-            f"device= of the array API's functions takes a dmesh.Mesh or a dmesh.Layout, not {mesh!r:.200}"
+            f"device= of the array API's functions takes a dmesh.Mesh or a dmesh.Layout, got {mesh!r:.200}"
         )
     names = [*mesh.dim_names[:ndim], *[UNSHARDED] * ndim]
     return Layout(names[:ndim], mesh)
@@ -54,27 +54,31 @@ def _ndim(shape: Shape) -> int:
 
 
 def asarray(obj: Any, /, *, dtype: Any = None, device: Device = None, copy: bool | None = None) -> DTensor:
-    """Return a sharded array of numbers that all clients have alike, or of an array.
+    """Return a sharded array from numbers or an array, which must be equal on all clients.
 
     Args:
         obj: A number, nested sequences of numbers, a NumPy array, or a sharded array.
-        dtype: Of the elements; None for what NumPy makes of them.
-        device: Mesh or layout. None leaves a sharded array where it is; see `zeros` for others.
-        copy: Whether a sharded array is copied; None copies it if its dtype or layout changes.
+        dtype: Type of the elements; None for NumPy's choice.
+        device: Mesh or layout. None keeps the layout of a sharded array; see `zeros` for other objects.
+        copy: Whether to copy a sharded array; None to copy it only if its dtype or layout changes.
 
     Raises:
-        ValueError: `copy` is False, and the array has to be copied.
+        ValueError: `copy` is False, but the array must be copied.
         LayoutError: The layout does not fit the array.
     """
     if not isinstance(obj, DTensor):
         if copy is False:
-            raise ValueError("asarray() has to copy what is no sharded array: copy=False is refused")
+            raise ValueError(
+                "asarray() must copy objects other than sharded arrays, so copy=False is refused"
+            )
         values = np.asarray(obj, dtype)
         return arrays.copy_to_mesh(values, layout_of(device, values.ndim), uneven=True)
     made = obj if dtype is None or obj.dtype == dtype else obj.astype(dtype)
     made = made if device is None else made.to_device(device)
     if copy is False and made is not obj:
-        raise ValueError("asarray() would have to copy the array: its dtype or layout changes")
+        raise ValueError(
+            "asarray() must copy the array, because its dtype or layout changes, but copy is False"
+        )
     return made.copy() if copy and made is obj else made
 
 
@@ -82,9 +86,9 @@ def zeros(shape: Shape, *, dtype: Any = None, device: Device = None) -> DTensor:
     """Return zeros.
 
     Args:
-        shape: Of the array.
-        dtype: Of the elements; None for float64.
-        device: Mesh or layout; None for the default mesh. On a mesh, the first dimension is cut along the
+        shape: Shape of the array.
+        dtype: Type of the elements; None for float64.
+        device: Mesh or layout; None for the default mesh. On a mesh, the first dimension is sharded along the
             mesh's first one, the second along its second, and so on.
 
     Raises:
@@ -99,7 +103,7 @@ def ones(shape: Shape, *, dtype: Any = None, device: Device = None) -> DTensor:
 
 
 def empty(shape: Shape, *, dtype: Any = None, device: Device = None) -> DTensor:
-    """Return zeros, as sharded arrays are never without values; see `zeros`."""
+    """Return zeros, because sharded arrays are never uninitialized; see `zeros`."""
     return zeros(shape, dtype=dtype, device=device)
 
 
@@ -119,7 +123,7 @@ def linspace(
     start: complex, stop: complex, /, num: int, *, dtype: Any = None, device: Device = None,
     endpoint: bool = True,
 ) -> DTensor:  # fmt: skip
-    """Return a number of evenly spaced numbers over an interval; see `dmesh.linspace` and `zeros`."""
+    """Return evenly spaced numbers over an interval; see `dmesh.linspace` and `zeros`."""
     return arrays.linspace(start, stop, num, endpoint, dtype, layout=layout_of(device, 1))
 
 
@@ -135,7 +139,7 @@ def _placed(made: DTensor, device: Device) -> DTensor:
 
 
 def empty_like(x: DTensor, /, *, dtype: Any = None, device: Device = None) -> DTensor:
-    """Return an array of the same shape, and the same layout if it is given no device; see `empty`."""
+    """Return an array of the same shape, and by default the same layout; see `empty`."""
     return _placed(_empty(x, dtype), device)
 
 
@@ -155,7 +159,7 @@ def full_like(x: DTensor, /, fill_value: complex, *, dtype: Any = None, device: 
 
 
 def from_dlpack(x: Any, /, *, device: Device = None, copy: bool | None = None) -> DTensor:
-    """Return a sharded array of another library's array in the memory of this host; see `asarray`.
+    """Return a sharded array from another library's array in host memory; see `asarray`.
 
     A plain array must have the same elements on every client.
     """

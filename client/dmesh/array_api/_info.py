@@ -14,7 +14,7 @@ _numpy: Any = np.__array_namespace_info__()
 
 
 class __array_namespace_info__:
-    """What the namespace has: NumPy's dtypes and capabilities, and meshes as devices."""
+    """Dtypes, capabilities and devices of the namespace: NumPy's dtypes, and meshes as devices."""
 
     def capabilities(self) -> dict[str, Any]:
         """Return the capabilities: all that the standard knows."""

@@ -1,4 +1,4 @@
-"""Sorting as the array API has it: NumPy's functions, in descending order, too."""
+"""Sorting functions of the array API: NumPy's, with descending order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _flip: Any = np.flip
 
 
 def sort(x: DTensor, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> DTensor:
-    """Return an array with its elements in order along a dimension.
+    """Return an array sorted along a dimension.
 
     Args:
         x: The array.
@@ -29,10 +29,10 @@ def sort(x: DTensor, /, *, axis: int = -1, descending: bool = False, stable: boo
 
 
 def argsort(x: DTensor, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> DTensor:
-    """Return the indices of the elements in order along a dimension; see `sort`."""
+    """Return the indices that sort an array along a dimension; see `sort`."""
     kind = "stable" if stable else None
     if not descending:
         return _argsort(x, axis=axis, kind=kind)  # type: ignore[no-any-return]
-    # Of an array in reverse order, equal elements come out in reverse order, too, and are turned once more.
+    # Sorting the flipped array and flipping the result keeps the order of equal elements.
     found = _flip(_argsort(_flip(x, axis=axis), axis=axis, kind=kind), axis=axis)
     return x.shape[axis] - 1 - found  # type: ignore[no-any-return]

@@ -25,12 +25,12 @@ from dmesh.arrays.dtensor import DTensor
 
 
 def fftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Device = None) -> DTensor:
-    """Return the frequencies of `fft`, in cycles for each unit of the distance between samples.
+    """Return the frequencies of `fft`, in cycles per unit of the distance between samples.
 
     Args:
         n: Number of samples.
         d: Distance between samples.
-        dtype: Of the frequencies; None for float64.
+        dtype: Type of the frequencies; None for float64.
         device: Mesh or layout; see `dmesh.array_api.zeros`.
     """
     half = (n - 1) // 2 + 1

@@ -1,12 +1,13 @@
-"""Sharded NumPy arrays: `DTensor`, and what makes, moves and explains them; docs/arrays.md says what holds.
+"""Sharded NumPy arrays: `DTensor` and its operations (docs/arrays.md).
 
 - `dtensor`: the array. `spec`: its placement. `grid`: a client's view of a mesh.
-- `creation`, `indexing`, `random`: arrays, their elements, and random ones.
-- `dispatch`, `ops`: NumPy's functions, by the protocols that NumPy has for them.
-- `transfer`: from one placement to another.
-- `policy`, `explain`, `ledger`, `debug`, `display`: what may be gathered, and what moves.
-- `shard_map`, `operation`: NumPy functions on the blocks; operations of users.
-- `variable`: places for arrays.
+- `creation`, `indexing`, `assignment`, `random`: creating, reading and writing arrays; random arrays.
+- `dispatch`, `ops`: NumPy's functions, through `__array_ufunc__` and `__array_function__`.
+- `transfer`: moving an array from one placement to another.
+- `policy`, `explain`, `ledger`, `debug`, `display`: implicit gathers, and the bytes that operations move.
+- `shard_map`, `axes`: NumPy functions on the blocks, and collectives in them. `operation`: operations of
+users.
+- `variable`: named variables.
 - `checkpoint`: sharded arrays in files.
 """
 
@@ -54,7 +55,7 @@ _OPERATIONS = (
     accumulations, along, assignment, composed, convolution, counting, diagonals, einsum, fourier, linalg,
     order_statistics, queries, rearranging, reductions, selection, sets,
 )  # fmt: skip
-"""Modules that have entered NumPy's functions into the registry."""
+"""Modules that register handlers of NumPy's functions."""
 
 __all__ = [
     "arange",

@@ -28,7 +28,7 @@ from dmesh.errors import UnshardableError
 
 @hook("setitem")
 def setitem(x: DTensor, index: Any, value: Any) -> None:
-    """Carry out `x[index] = value`, which changes this array alone."""
+    """Carry out `x[index] = value`. Other arrays never change."""
     with ledger.operation("x[...] = v"):
         check_operand(value, "x[...] = v")
         if isinstance(value, DTensor):
@@ -121,7 +121,7 @@ def _set_basic(x: DTensor, parsed: Parsed, value: Any) -> None:
 
 
 def _to_picks(values: DTensor, shape: list[int], parsed: Parsed, ndim: int) -> DTensor:
-    """Return values with the dimensions of the picks: no new ones, and those that integers index."""
+    """Return values with the array's dimensions: without new ones, with those indexed by integers."""
     lengths = [1] * (len(shape) - values.ndim) + list(values.shape)
     if len(lengths) > len(shape):
         extra = len(lengths) - len(shape)
@@ -142,7 +142,7 @@ def _to_picks(values: DTensor, shape: list[int], parsed: Parsed, ndim: int) -> D
 
 
 def _set_advanced(x: DTensor, parsed: Parsed, value: Any) -> None:
-    """Write by lists: the dimensions that they stand for are merged into one, and its elements written."""
+    """Write by lists of indices: merge the indexed dimensions into one, and write its elements."""
     advanced = parsed.advanced
     assert advanced is not None
     shape = advanced.lists[0].shape
@@ -181,7 +181,7 @@ def _set_advanced(x: DTensor, parsed: Parsed, value: Any) -> None:
         merged = reshape(merged, (math.prod(sizes), *merged.shape[len(dims) :]))
     flat = np.ravel_multi_index(flats, sizes).astype(np.intp)
     only, last = np.unique(flat[::-1], return_index=True)
-    if len(only) < len(flat):  # the last of several values for one element counts
+    if len(only) < len(flat):  # of several values for one element, the last counts
         values, flat = take_along(values, len(flat) - 1 - last, 0), only
     put(merged, [Pick(len(flat), flat), *(parsed.picks[d] for d in rest)], values)
     if len(dims) > 1:
@@ -197,7 +197,7 @@ def _set_points(
     rest: Sequence[tuple[int, Pick]],
     value: DTensor,
 ) -> None:
-    """Write a number by lists: each device looks for the points that lie in its own block."""
+    """Write a number by lists of indices: each device writes the points in its own block."""
     number = move(value, value.spec.replicated())
     if x._shards is None or number._shards is None:
         return
@@ -254,7 +254,7 @@ def _check_safe(values: Any, like: DTensor) -> None:
 
 
 def _cycled(values: DTensor, count: int) -> DTensor:
-    """Return so many values: the first ones, or all of them again and again."""
+    """Return `count` values: the first ones, or all of them repeated."""
     flat = reshape(values, (values.size,))
     if count <= flat.size:
         return getitem(flat, slice(count))
@@ -263,7 +263,7 @@ def _cycled(values: DTensor, count: int) -> DTensor:
 
 @implements(np.place)
 def place(arr: Any, mask: Any, vals: Any) -> None:
-    """Write values, one after the other, to the elements where a mask is true."""
+    """Write values, in order, to the elements where a mask is true."""
     _target("np.place", arr, mask, vals)
     if getattr(mask, "size", 1) != arr.size:
         raise ValueError("place: mask and data must be the same size")
@@ -280,7 +280,7 @@ def place(arr: Any, mask: Any, vals: Any) -> None:
 
 @implements(np.putmask)
 def putmask(a: Any, mask: Any, values: Any) -> None:
-    """Write the values at the places where a mask is true; fewer values are repeated."""
+    """Write values where a mask is true, each at its own position; a short list of values is repeated."""
     _target("np.putmask", a, mask, values)
     if getattr(mask, "size", 1) != a.size:
         raise ValueError("putmask: mask and data must be the same size")
@@ -296,7 +296,7 @@ def putmask(a: Any, mask: Any, values: Any) -> None:
 
 @implements(np.put)
 def put_(a: Any, ind: Any, v: Any, mode: str = "raise") -> None:
-    """Write values, one after the other, to elements by their places in the flat array."""
+    """Write values, in order, to elements given by their indices in the flat array."""
     _target("np.put", a, v)
     places = np.asarray(read_whole(ind)).reshape(-1)
     if places.size and not a.size:

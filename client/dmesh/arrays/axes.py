@@ -1,7 +1,6 @@
-"""Collectives by mesh dimension, for functions that `shard_map` runs on the blocks: `dmesh.axes`.
+"""Collectives along a mesh dimension, for functions that `shard_map` runs on the blocks: `dmesh.axes`.
 
-Each device's call meets those of the other devices; all must make the same calls in the same order, with
-arrays of the same shape and dtype.
+All devices must make the same calls in the same order, with arrays of the same shape and dtype.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Array = NDArray[Any]
 
 @dataclass(slots=True)
 class Team:
-    """This client's devices in a `shard_map`, each in a thread, where they meet."""
+    """Threads of this client's devices in a `shard_map`, one each, and their exchange of values."""
 
     grid: Grid
     barrier: threading.Barrier
@@ -35,8 +34,10 @@ class Team:
     results: list[Any] = field(default_factory=list)
     error: BaseException | None = None
 
-    def meet(self, at: int, what: str, value: Array, act: Callable[[list[Array]], list[Array]]) -> Array:
-        """Exchange values with the other devices: the first one acts for all."""
+    def exchange(
+        self, at: int, what: str, value: Array, combine: Callable[[list[Array]], list[Array]]
+    ) -> Array:
+        """Return this device's result of a function of all devices' values, which one thread calls."""
         self.calls[at] = (what, value)
         if self.barrier.wait() == 0:
             try:
@@ -46,9 +47,10 @@ class Team:
                         sorted(f"{name} of {dtype}{list(shape)}" for name, shape, dtype in differing)
                     )
                     raise CollectiveMismatchError(
-                        f"the devices of client {self.grid.client} called {sides} in shard_map"
+                        f"in shard_map, the devices of client {self.grid.client} made different calls: "
+                        f"{sides}. All devices must make the same calls in the same order"
                     )
-                self.results = act([call[1] for call in self.calls])
+                self.results = combine([call[1] for call in self.calls])
             except BaseException as error:  # noqa: BLE001 -- raised on every device
                 self.error = error
         self.barrier.wait()
@@ -58,13 +60,13 @@ class Team:
 
 
 device: ContextVar[tuple[Team, int] | None] = ContextVar("dmesh_shard_map_device", default=None)
-"""Team and index of the device that this thread stands for."""
+"""Team and index of this thread's device."""
 
 
-def _here(what: str) -> tuple[Team, int]:
+def _current(what: str) -> tuple[Team, int]:
     found = device.get()
     if found is None:
-        raise UnshardableError(f"dmesh.axes.{what} is for functions that dmesh.shard_map runs")
+        raise UnshardableError(f"dmesh.axes.{what} works only in functions that dmesh.shard_map runs")
     return found
 
 
@@ -73,38 +75,38 @@ def _axis(grid: Grid, name: str) -> int:
 
 
 def index(axis: str) -> int:
-    """Return this device's place along a mesh dimension."""
-    team, at = _here("index")
+    """Return this device's index along a mesh dimension."""
+    team, at = _current("index")
     return team.grid.coords[team.grid.positions[at]][_axis(team.grid, axis)]
 
 
 def size(axis: str) -> int:
     """Return the number of devices along a mesh dimension."""
-    team, _ = _here("size")
+    team, _ = _current("size")
     return team.grid.sizes[_axis(team.grid, axis)]
 
 
 def _joined(grid: Grid, values: list[Array]) -> DTensor:
-    """Return the values of all devices as one array, cut along every mesh dimension."""
+    """Return the values of all devices as one array, sharded along every mesh dimension."""
     ndim, shape = len(grid.sizes), values[0].shape
     spec = spec_of(grid, (*grid.sizes, *shape), values[0].dtype, [*range(ndim), *[WHOLE] * len(shape)])
     return DTensor(spec, tuple(value.reshape((1,) * ndim + shape) for value in values))
 
 
-def _apart(x: DTensor, shape: tuple[int, ...]) -> list[Array]:
+def _split(x: DTensor, shape: tuple[int, ...]) -> list[Array]:
     whole = move(x, x.spec.complete())
     return [whole.blocks[slot].reshape(shape) for slot in whole.spec.slot_of]
 
 
 def _reduced(ufunc: np.ufunc, what: str, x: ArrayLike, axis: str) -> Array:
-    team, at = _here(what)
+    team, at = _current(what)
     value = np.asarray(x)
     number = _axis(team.grid, axis)
 
-    def act(values: list[Array]) -> list[Array]:
-        return _apart(reduce(ufunc, _joined(team.grid, values), number, value.dtype, None, True), value.shape)
+    def combine(values: list[Array]) -> list[Array]:
+        return _split(reduce(ufunc, _joined(team.grid, values), number, value.dtype, None, True), value.shape)
 
-    return team.meet(at, f"{what}({axis!r})", value, act)
+    return team.exchange(at, f"{what}({axis!r})", value, combine)
 
 
 def psum(x: ArrayLike, axis: str) -> Array:
@@ -118,12 +120,12 @@ def psum(x: ArrayLike, axis: str) -> Array:
 
 
 def pmax(x: ArrayLike, axis: str) -> Array:
-    """Return the largest elements of the arrays of all devices along a mesh dimension."""
+    """Return the elementwise maximum of the arrays of all devices along a mesh dimension."""
     return _reduced(np.maximum, "pmax", x, axis)
 
 
 def pmin(x: ArrayLike, axis: str) -> Array:
-    """Return the smallest elements of the arrays of all devices along a mesh dimension."""
+    """Return the elementwise minimum of the arrays of all devices along a mesh dimension."""
     return _reduced(np.minimum, "pmin", x, axis)
 
 
@@ -131,15 +133,15 @@ def all_gather(x: ArrayLike, axis: str, *, concat_axis: int | None = None) -> Ar
     """Return the arrays of all devices along a mesh dimension.
 
     Args:
-        x: This device's array, as long as those of the others.
+        x: This device's array, of the same shape on all devices.
         axis: The mesh dimension.
-        concat_axis: Dimension along which they are joined; None to stack them along a new first one.
+        concat_axis: Dimension along which they are concatenated; None to stack them along a new first one.
     """
-    team, at = _here("all_gather")
+    team, at = _current("all_gather")
     value = np.asarray(x)
     number = _axis(team.grid, axis)
 
-    def act(values: list[Array]) -> list[Array]:
+    def combine(values: list[Array]) -> list[Array]:
         joined = _joined(team.grid, values)
         axes = [WHOLE if d == number else a for d, a in enumerate(joined.spec.axes)]
         gathered = move(joined, joined.spec.replace(axes=axes))
@@ -150,7 +152,7 @@ def all_gather(x: ArrayLike, axis: str, *, concat_axis: int | None = None) -> Ar
             found.append(stacked if concat_axis is None else np.concatenate(list(stacked), concat_axis))
         return found
 
-    return team.meet(at, f"all_gather({axis!r})", value, act)
+    return team.exchange(at, f"all_gather({axis!r})", value, combine)
 
 
 def _places(numbers: list[int]) -> NDArray[np.intp]:
@@ -158,14 +160,14 @@ def _places(numbers: list[int]) -> NDArray[np.intp]:
 
 
 def permute(x: ArrayLike, axis: str, pairs: Iterable[tuple[int, int]]) -> Array:
-    """Return the array of another device along a mesh dimension, or zeros where none is sent here.
+    """Return the array of another device along a mesh dimension, or zeros if no pair has this target.
 
     Args:
         x: This device's array.
         axis: The mesh dimension.
-        pairs: Places along it, (source, target); none may be twice a source or twice a target.
+        pairs: Indices (source, target) along it; no two pairs may have the same source or target.
     """
-    team, at = _here("permute")
+    team, at = _current("permute")
     value, wanted = np.asarray(x), [(int(s), int(t)) for s, t in pairs]
     number = _axis(team.grid, axis)
     sources, targets = [s for s, _ in wanted], [t for _, t in wanted]
@@ -175,9 +177,9 @@ def permute(x: ArrayLike, axis: str, pairs: Iterable[tuple[int, int]]) -> Array:
         or len(set(targets)) != len(wanted)
         or not all(0 <= i < n for i in sources + targets)
     ):
-        raise ValueError(f"pairs must name different places from 0 to {n - 1}, got {wanted}")
+        raise ValueError(f"pairs must have distinct sources and targets from 0 to {n - 1}, got {wanted}")
 
-    def act(values: list[Array]) -> list[Array]:
+    def combine(values: list[Array]) -> list[Array]:
         joined = _joined(team.grid, values)
         spec = joined.spec
         into = DTensor(spec, tuple(np.zeros_like(block) for block in joined.blocks))
@@ -187,9 +189,9 @@ def permute(x: ArrayLike, axis: str, pairs: Iterable[tuple[int, int]]) -> Array:
             for d, length in enumerate(spec.shape)
         ]  # fmt: skip
         exchange(joined, plan_exchange(spec, dims, spec.used), spec, into=into)
-        return _apart(into, value.shape)
+        return _split(into, value.shape)
 
-    return team.meet(at, f"permute({axis!r}, {wanted})", value, act)
+    return team.exchange(at, f"permute({axis!r}, {wanted})", value, combine)
 
 
 __all__ = ["all_gather", "index", "permute", "pmax", "pmin", "psum", "size"]

@@ -1,4 +1,4 @@
-"""Making of sharded arrays: of numbers, of functions, and of what the clients have."""
+"""Creation of sharded arrays: from numbers, functions, and local blocks."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from dmesh.layout import Layout
 
 
 def from_blocks_of(spec: Spec, make: Callable[[tuple[int, ...]], NDArray[Any]]) -> DTensor:
-    """Return an array whose blocks are made by their shape."""
+    """Return an array whose blocks a function makes from their shapes."""
     return DTensor(spec, tuple(make(shape) for shape in spec.local_shapes))
 
 
 def scattered(whole: NDArray[Any], spec: Spec) -> DTensor:
-    """Return a sharded array of what every client has whole: blocks are cut, and nothing is sent."""
+    """Return a sharded array from one that every client has whole; nothing is sent."""
     blocks = []
     for region in spec.regions:
         blocks.append(whole[tuple(slice(start, stop) for start, stop in region)].copy())
@@ -48,7 +48,7 @@ def zeros(
     layout: Layout | None = None,
     shared: bool = False,
 ) -> Any:
-    """Return a new array of zeros: with a layout a sharded one, without one this client's own.
+    """Return an array of zeros: sharded with a layout, else a NumPy array of this client alone.
 
     ```python
     x = dmesh.zeros((4, 3), layout=dmesh.Layout(["x", dmesh.UNSHARDED], mesh))
@@ -56,21 +56,19 @@ def zeros(
 
     Args:
         shape: Its shape.
-        dtype: Of its elements.
-        layout: Where it lies; None for a NumPy array.
-        shared: Without a layout, whether its memory is to be shared with clients on the same host.
+        dtype: Type of its elements.
+        layout: Its layout; None for a NumPy array.
+        shared: Whether the memory of a NumPy array is shared with the clients on this host.
 
     Raises:
         LayoutError: The layout does not fit the shape.
-        NotInitializedError: Its memory is to be shared, and the system has not been initialized.
-        SharedMemoryError: There is no more memory to share (`DMESH_SHARED_MEMORY`).
+        NotInitializedError: `shared` is True, and the system is not initialized.
+        SharedMemoryError: The shared memory (`DMESH_SHARED_MEMORY`) is used up.
     """
     if layout is None:
         return memory.zeros(shape, dtype, shared=shared)
     if shared:
-        raise UnshardableError(
-            "zeros() takes layout= or shared=, not both: only a client's own array is shared memory"
-        )
+        raise UnshardableError("zeros() takes layout= or shared=, not both: shared= is for NumPy arrays only")
     spec = spec_for(layout, _lengths(shape), dtype)
     return from_blocks_of(spec, lambda local: np.zeros(local, spec.dtype))
 
@@ -84,7 +82,7 @@ def ones(shape: int | Sequence[int], dtype: DTypeLike = float, *, layout: Layout
 def full(
     shape: int | Sequence[int], fill_value: Any, dtype: DTypeLike | None = None, *, layout: Layout
 ) -> DTensor:
-    """Return a sharded array filled with a number, the same on all clients; see `zeros`."""
+    """Return a sharded array filled with a number, which all clients must pass alike; see `zeros`."""
     value = np.asarray(fill_value)
     if value.ndim:
         raise UnshardableError(
@@ -102,7 +100,7 @@ def from_function(
     *,
     layout: Layout,
 ) -> DTensor:
-    """Return a sharded array whose elements a function makes of their indices.
+    """Return a sharded array whose elements are a function of their indices.
 
     Each client makes its own blocks. Like `numpy.fromfunction`, but the function must return an array of the
     shape of the indices, or one that is broadcast to it.
@@ -112,10 +110,10 @@ def from_function(
     ```
 
     Args:
-        function: Takes an array of indices for each dimension.
+        function: Function with an array of indices for each dimension as its arguments.
         shape: Shape of the array.
-        dtype: Of its elements.
-        layout: Where it lies.
+        dtype: Type of its elements.
+        layout: Its layout.
 
     Raises:
         LayoutError: The layout does not fit the shape.
@@ -140,13 +138,13 @@ def arange(
 ) -> DTensor:
     """Return evenly spaced numbers within an interval, as `numpy.arange` does, sharded; see `zeros`."""
     first, last = (0, start) if stop is None else (start, stop)
-    kind = np.arange(first, first + (last - last), step, dtype=dtype).dtype  # of all three numbers
+    kind = np.arange(first, first + (last - last), step, dtype=dtype).dtype  # depends on all three numbers
     if not step:
         raise ZeroDivisionError("arange() needs a step other than 0")
     whole = all(isinstance(x, (int, np.integer)) for x in (first, last, step))
     count = max(0, -int(-(last - first) // step) if whole else math.ceil((last - first) / step))
     made = np.dtype(kind)
-    # As NumPy does, in the dtype of the result: the second number less the first is the step.
+    # Like NumPy: the step is the difference of the first two numbers in the dtype of the result.
     begin = np.asarray(first, made)
     difference = np.asarray(first + step if count > 1 else first, made) - begin
 
@@ -189,18 +187,17 @@ def eye(n: int, m: int | None = None, k: int = 0, dtype: DTypeLike = float, *, l
 
 
 def from_local(blocks: Sequence[ArrayLike], layout: Layout, shape: Sequence[int] | None = None) -> DTensor:
-    """Return a sharded array of the blocks that this client has; nothing is sent.
+    """Return a sharded array made of the clients' blocks; nothing is sent.
 
     Args:
-        blocks: This client's blocks, one for each of its devices, in their order. Devices that have the same
-            block by the layout take the first one's.
-        layout: Where the array lies.
-        shape: Shape of the whole array. None if all blocks, on all clients, are as long as the first one:
-            then it is a multiple of that.
+        blocks: This client's blocks, one for each of its devices, in their order. If the layout gives several
+            devices the same block, the first one's is used.
+        layout: Layout of the array.
+        shape: Shape of the whole array; None if all blocks, on all clients, have the same shape.
 
     Raises:
         LayoutError: The number of blocks or their shapes do not fit the layout.
-        UnshardableError: Their dtypes differ, or are not ones that can be moved.
+        UnshardableError: The dtypes of the blocks differ, or are of Python objects.
     """
     arrays = [np.asarray(block) for block in blocks]
     if not isinstance(layout, Layout):
@@ -208,9 +205,8 @@ def from_local(blocks: Sequence[ArrayLike], layout: Layout, shape: Sequence[int]
     grid = grid_of(layout.mesh)
     if len(arrays) != len(grid.positions):
         raise LayoutError(
-            f"{len(arrays)} blocks were given for the {len(grid.positions)} devices that this client, "
-            f"{grid.client}, has "
-            "in the mesh; give one for each"
+            f"client {grid.client} has {len(grid.positions)} devices in the mesh, but passed {len(arrays)} "
+            "blocks: pass one for each device"
         )
     first = arrays[0]
     if any(array.dtype != first.dtype for array in arrays):

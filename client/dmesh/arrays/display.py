@@ -1,4 +1,4 @@
-"""Sharded arrays for people: `repr`, HTML and a drawing of who has what. Nothing here communicates."""
+"""Display of sharded arrays: `repr`, HTML, a drawing of the devices' blocks. Nothing here communicates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dmesh.arrays.spec import Spec
 from dmesh.errors import UnshardableError
 
 _FEW = 1000
-"""Elements up to which a block is shown."""
+"""Maximum number of elements of a block that is shown."""
 
 
 @hook("repr")
@@ -60,7 +60,7 @@ def visualize_sharding(x: DTensor) -> str:
         x: The array.
 
     Raises:
-        UnshardableError: It has no dimensions, or more than two.
+        UnshardableError: The array has no dimensions, or more than two.
     """
     if not isinstance(x, DTensor) or not 1 <= x.ndim <= 2:
         raise UnshardableError("visualize_sharding draws sharded arrays of one or two dimensions")

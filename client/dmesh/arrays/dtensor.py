@@ -1,4 +1,4 @@
-"""`DTensor`: a NumPy array that lies on the devices of a mesh, in shards or in copies."""
+"""`DTensor`: a NumPy array on the devices of a mesh, sharded or replicated."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ API_VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12")
 
 
 def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> DTensor:
-    """Call a function of NumPy, which returns a sharded array for one."""
+    """Call a NumPy function that returns a sharded array."""
     result: DTensor = function(*args, **kwargs)
     return result
 
 
 class DTensor(Operators):
-    """NumPy array that lies on the devices of a mesh.
+    """NumPy array on the devices of a mesh, sharded or replicated.
 
-    NumPy's functions and operators take it and return sharded arrays; docs/arrays.md says what holds for
-    them.
-    All clients of the mesh must call the same operations in the same order. Arrays are made by the functions
-    of `dmesh`: `copy_to_mesh`, `zeros`, `arange`, `from_function`, `from_local`.
+    NumPy's functions and operators take it and return sharded arrays (docs/arrays.md). All clients of the
+    mesh must call the same operations in the same order. The functions of `dmesh` create arrays:
+    `copy_to_mesh`, `zeros`, `arange`, `from_function`, `from_local`.
 
     Args:
-        spec: Where it lies.
-        shards: This client's blocks, one for each slot of the spec; None for an array that only plans.
+        spec: Its placement.
+        shards: This client's blocks, one for each slot of the spec; None for an array without elements, in
+            `explain`.
     """
 
     __slots__ = ("_memo", "_owned", "_shards", "_spec")
     _spec: Spec
     _shards: Shards | None
-    _owned: bool  # whether nothing else uses the memory of the shards, so that it may be written to
-    _memo: DTensor | None  # the complete array, once contributions have been reduced
+    _owned: bool  # whether the shards may be written to, because nothing else uses their memory
+    _memo: DTensor | None  # the complete array, after contributions were reduced
 
     def __init__(self, spec: Spec, shards: Shards | None) -> None:
         self._spec = spec
@@ -58,16 +58,16 @@ class DTensor(Operators):
         self._owned = False
         self._memo = None
 
-    # What it is ---------------------------------------------------------------------------------------------
+    # Properties ---------------------------------------------------------------------------------------------
 
     @property
     def spec(self) -> Spec:
-        """Placement, as rules see it."""
+        """Placement."""
         return self._spec
 
     @property
     def layout(self) -> Layout:
-        """Layout. Contributions that are yet to be reduced are not in it; see `partial`."""
+        """Layout. Unreduced contributions are not in it; see `partial`."""
         return self._spec.layout
 
     @property
@@ -77,19 +77,19 @@ class DTensor(Operators):
 
     @property
     def device(self) -> Mesh:
-        """The mesh, as the Python array API names the place of an array."""
+        """The mesh: the device in the sense of the Python array API."""
         return self.mesh
 
     def to_device(self, device: Mesh | Layout, /, *, stream: Any = None) -> DTensor:
-        """Return the array in another layout of its mesh; itself if it is given the mesh.
+        """Return the array in another layout of its mesh; the array itself if `device` is its mesh.
 
         Args:
             device: A layout, or the mesh of the array.
-            stream: None, for there are no streams.
+            stream: Must be None.
 
         Raises:
             LayoutError: The layout does not fit the array.
-            MeshMismatchError: The device is another mesh than the array's, or lies on one.
+            MeshMismatchError: `device` is another mesh, or a layout on another mesh.
         """
         if stream is not None:
             raise ValueError(f"to_device() has no streams, got stream={stream!r:.100}")
@@ -97,8 +97,8 @@ class DTensor(Operators):
             return self
         if not isinstance(device, Layout):
             raise MeshMismatchError(
-                f"to_device() moves an array on its own mesh, {self.mesh!r:.200}, not to {device!r:.200}: "
-                "x.full() and dmesh.copy_to_mesh do"
+                f"to_device() moves an array within its own mesh, {self.mesh!r:.200}, not to "
+                f"{device!r:.200}. Use dmesh.copy_to_mesh(x.full(), layout)"
             )
         return HOOKS["relayout"](self, device, uneven=True)  # type: ignore[no-any-return]
 
@@ -111,7 +111,7 @@ class DTensor(Operators):
 
     @property
     def partial(self) -> tuple[str, ...]:
-        """Mesh dimensions along which the devices hold contributions that are yet to be reduced."""
+        """Mesh dimensions along which the devices hold unreduced contributions."""
         return tuple(self._spec.grid.names[axis] for axis in self._spec.partial)
 
     @property
@@ -155,20 +155,19 @@ class DTensor(Operators):
     def _repr_html_(self) -> str:
         return HOOKS["html"](self)  # type: ignore[no-any-return]
 
-    # Its parts ----------------------------------------------------------------------------------------------
+    # Elements -----------------------------------------------------------------------------------------------
 
     @property
     def blocks(self) -> Shards:
-        """This client's blocks, by slot, for reading and for sharing: later writes copy them first.
+        """This client's blocks, by slot, read-only: later writes to the array copy them first.
 
         Raises:
-            UnshardableError: The array only plans, within `explain`.
+            UnshardableError: The array has no elements, within `explain`.
         """
         if self._shards is None:
             raise UnshardableError(
-                f"{ledger.current_operation('this operation')} depends on the values of an array, so it "
-                "cannot be "
-                "explained without running it"
+                f"{ledger.current_operation('this operation')} depends on the elements of an array, so "
+                "dmesh.explain cannot explain it"
             )
         self._owned = False
         return self._shards
@@ -176,7 +175,7 @@ class DTensor(Operators):
     def to_local(self) -> list[NDArray[Any]]:
         """Return this client's blocks as read-only views, one for each of its devices, in their order.
 
-        Blocks of an array with contributions that are yet to be reduced are complete: they are reduced first.
+        Unreduced contributions are reduced first.
         """
         whole = move(self, self._spec.complete())
         views = []
@@ -187,12 +186,12 @@ class DTensor(Operators):
         return views
 
     def full(self) -> NDArray[Any]:
-        """Return the whole array, on every client, as a NumPy array of its own."""
+        """Return a copy of the whole array on every client, as a NumPy array."""
         with ledger.operation("full"):
             return move(self, self._spec.replicated()).blocks[0].copy()
 
     def numpy(self) -> NDArray[Any]:
-        """Return a replicated array as a NumPy array, as TensorFlow's `numpy()` does.
+        """Return a replicated array as a NumPy array, like TensorFlow's `numpy()`.
 
         Raises:
             ImplicitGatherError: The array is sharded, and the policy forbids gathering it.
@@ -236,8 +235,8 @@ class DTensor(Operators):
             return move(one, one._spec.replicated()).blocks[0].item()
 
     def tolist(self) -> NoReturn:
-        """Refuse: `x.full().tolist()` says that the whole array is gathered."""
-        raise UnshardableError("tolist() would gather the whole array: x.full().tolist() does so")
+        """Raise UnshardableError: it would gather the whole array, as `x.full().tolist()` does."""
+        raise UnshardableError("tolist() would gather the whole array. Use x.full().tolist() to do so")
 
     def __iter__(self) -> Iterator[DTensor]:
         if not self.ndim:
@@ -258,13 +257,13 @@ class DTensor(Operators):
         HOOKS["setitem"](self, index, value)
 
     def replace_with(self, other: DTensor) -> None:
-        """Take the value of an array of the same placement: what operations in place end with."""
+        """Adopt the blocks of an array of the same placement: the last step of operations in place."""
         assert other._spec is self._spec
         self._shards, self._owned, self._memo = other._shards, other._owned, None
         other._owned = False
 
     def writable(self) -> Shards:
-        """Return this client's blocks for writing, copied first if anything else may use their memory."""
+        """Return this client's blocks for writing, after a copy if anything else may use their memory."""
         if not self._owned:
             self._shards = tuple(block.copy() for block in self.blocks)
             self._owned = True
@@ -273,7 +272,7 @@ class DTensor(Operators):
         return self._shards
 
     def alias(self) -> DTensor:
-        """Return another array of the same blocks; writing to either copies them first."""
+        """Return another array with the same blocks; writing to either copies them first."""
         return DTensor(self._spec, None if self._shards is None else self.blocks)
 
     # NumPy's protocols --------------------------------------------------------------------------------------
@@ -283,7 +282,7 @@ class DTensor(Operators):
 
     def __array_function__(self, func: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
         if any(getattr(kind, "stands_for_array", False) for kind in types):
-            return NotImplemented  # it reads its value, and calls again
+            return NotImplemented  # the other argument replaces itself by its array, and calls again
         handler = FUNCTIONS.get(func)
         if handler is None:
             refuse(func)
@@ -346,9 +345,9 @@ class DTensor(Operators):
 
 
 def move(x: DTensor, target: Spec) -> DTensor:
-    """Return the array in another placement of the same shape and dtype; itself if it is there already.
+    """Return the array in another placement of the same shape and dtype; itself if it has that placement.
 
-    Contributions are reduced once: the complete array is kept for later calls.
+    Contributions are reduced only once: the complete array is kept for later calls.
     """
     spec = x._spec
     if spec is target:
@@ -373,13 +372,13 @@ def move(x: DTensor, target: Spec) -> DTensor:
 
 
 def exchange(x: DTensor, mapping: Exchange, target: Spec, into: DTensor | None = None) -> DTensor:
-    """Carry out a mapping of an array's elements.
+    """Move an array's elements according to a mapping.
 
     Args:
         x: The source.
-        mapping: What goes where.
+        mapping: The mapping.
         target: Placement of the target.
-        into: The target, if its other elements are to stay; it is written to.
+        into: Array to write to, whose other elements stay; None for a new one.
     """
     itemsize = x.dtype.itemsize
     if ledger.is_tracing():

@@ -1,4 +1,4 @@
-"""`explain`: the steps of a function of sharded arrays, found by its rules alone, without data."""
+"""`explain`: the steps of a function of sharded arrays, found without data."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from dmesh.structure import map_structure
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Steps of a function, and what they move."""
+    """Steps of a function, and the bytes that they move."""
 
     steps: tuple[Entry, ...]
-    """The steps, in their order."""
+    """The steps, in order."""
     result: Any
-    """The result, with arrays that have a placement and no elements."""
+    """Result of the function; its arrays have a placement, but no elements."""
 
     @property
     def bytes_by_client(self) -> dict[int, int]:
-        """Bytes that each client's devices get from other devices."""
+        """Bytes that each client's devices receive from other devices."""
         total: Counter[int] = Counter()
         for step in self.steps:
             total.update(step.bytes_by_client)
@@ -31,7 +31,7 @@ class Explanation:
 
     @property
     def bytes(self) -> int:
-        """Bytes that all devices get from other devices."""
+        """Total bytes that devices receive from other devices."""
         return sum(self.bytes_by_client.values())
 
     @property
@@ -48,22 +48,22 @@ class Explanation:
 
 
 def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
-    """Return the steps that a function would take on sharded arrays: layouts, collectives and bytes.
+    """Return the steps of a function of sharded arrays: layouts, collectives and bytes.
 
-    Only rules run: nothing is computed, sent or allocated, and one client alone may ask. What depends on the
-    elements, such as a mask, cannot be explained.
+    Nothing is computed, sent or allocated, and one client may call it alone. Steps that depend on the
+    elements, such as indexing with a mask, cannot be explained.
 
     ```python
     print(dmesh.explain(lambda a, b: (a @ b).sum(), x, y))
     ```
 
     Args:
-        fn: Uses NumPy's functions and operators on its arguments.
-        *args: Its arguments; sharded arrays may be in lists, tuples and dicts.
-        **kwargs: Likewise.
+        fn: Function that uses NumPy's functions and operators.
+        *args: Its positional arguments; sharded arrays may be in lists, tuples and dicts.
+        **kwargs: Its keyword arguments.
 
     Returns:
-        The steps; `str()` of it is a table.
+        The steps; `str()` formats them as a table.
 
     Raises:
         ArrayError: As the function itself would.

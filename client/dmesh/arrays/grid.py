@@ -1,4 +1,4 @@
-"""A client's view of a mesh: who holds which device, and with whom this client talks along its dimensions."""
+"""A client's view of a mesh: the owners of its devices, and this client's groups along its dimensions."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from dmesh.collectives.group import Group
 
 RECYCLED = 1 << 20
-"""Bytes from which on fresh pages cost more than what they are filled with."""
+"""Bytes from which mapping new pages takes longer than filling them."""
 _DEVICES = ("CPU", "TPU")
-"""Types of devices whose arrays are NumPy's."""
+"""Types of devices whose arrays are NumPy arrays."""
 _known: WeakValueDictionary[tuple[Mesh, ThisClient], Grid] = WeakValueDictionary()
 _lock = Lock()
 
@@ -37,21 +37,21 @@ class Line(NamedTuple):
     """Lines along some dimensions through a client's devices."""
 
     clients: tuple[int, ...]
-    """Clients that have devices on them, in their order."""
+    """Clients with devices on the lines, in order."""
     places: tuple[tuple[int, ...], ...]
-    """Coordinates, along these dimensions, of the client's devices on each of them."""
+    """Coordinates of the client's devices along these dimensions; the same on each line."""
 
 
 class Grid:
-    """A mesh with what follows from it for one client; made by `grid_of`, once for equal meshes.
+    """One client's view of a mesh; made by `grid_of`, once for equal meshes.
 
     Args:
         mesh: The mesh.
-        me: This client.
+        me: The client.
 
     Raises:
-        MeshError: The mesh does not say whose its devices are, or none of them is this client's.
-        UnshardableError: The mesh has no dimensions, or devices of a type that holds no NumPy arrays.
+        MeshError: The owners of the mesh's devices are unknown, or the client has none of them.
+        UnshardableError: The mesh has no dimensions, or its devices cannot hold NumPy arrays.
     """
 
     __slots__ = (
@@ -62,15 +62,13 @@ class Grid:
     def __init__(self, mesh: Mesh, me: ThisClient) -> None:
         if not isinstance(mesh, Mesh) or mesh.is_single_device() or mesh.size == 0:
             raise UnshardableError(
-                f"a sharded array needs a mesh with dimensions, got {mesh!r:.200}; dmesh.create_mesh() "
-                "makes one "
-                "of a single device, too"
+                f"a sharded array needs a mesh with dimensions, got {mesh!r:.200}. Use dmesh.create_mesh(), "
+                "also for a single device"
             )
         if mesh.device_type() not in _DEVICES:
             raise UnshardableError(
-                "sharded arrays lie in the memory of hosts, not on devices of type "
-                f"{mesh.device_type()}: use "
-                "mesh.host_mesh(), whose devices are the CPUs beside them"
+                f"sharded arrays are in host memory, not on devices of type {mesh.device_type()}. Use "
+                "mesh.host_mesh(), the mesh of the CPUs of the same hosts"
             )
         self.mesh = mesh
         self.names = tuple(mesh.dim_names)
@@ -78,31 +76,32 @@ class Grid:
         self.sizes = tuple(mesh.shape())
         """Number of devices along each dimension."""
         self.owners = tuple(owners(mesh._fields))
-        """Client that holds each device, by position."""
+        """Owner of each device, by position."""
         self.coords = tuple(itertools.product(*(range(size) for size in self.sizes)))
         """Coordinates of each device, by position."""
         self.client = me.client_id
         """This client."""
         self.clients = tuple(sorted(set(self.owners)))
-        """All clients that hold devices, in ascending order."""
+        """All clients with devices in the mesh, in ascending order."""
         self.positions = tuple(at for at, owner in enumerate(self.owners) if owner == self.client)
         """Positions of this client's devices."""
         if not self.positions:
             raise MeshError(
-                f"client {self.client} has no device in mesh {mesh.name!r}, whose clients are "
-                f"{list(self.clients)}; only they can have arrays on it"
+                f"client {self.client} has no device in mesh {mesh.name!r}: only its clients, "
+                f"{list(self.clients)}, can have arrays on it"
             )
 
     @cached_property
     def strides(self) -> tuple[int, ...]:
-        """Distance of neighbors along each dimension, in positions."""
+        """Distance between neighbors along each dimension, in positions."""
         return tuple(self.mesh.strides)
 
     @cached_property
     def threads(self) -> int:
-        """Number of threads for the blocks of this client, the caller's included.
+        """Number of threads for this client's blocks, the caller's included.
 
-        `OMP_NUM_THREADS` if it is set, as `dmesh run` does, else the CPUs divided by the host's clients.
+        It is `OMP_NUM_THREADS`, which `dmesh run` sets; else the number of CPUs divided by the host's
+        clients.
         """
         given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
         cpus = len(own_cpus())
@@ -119,9 +118,8 @@ class Grid:
     def lines(self, axes: tuple[int, ...]) -> dict[int, Line] | None:
         """Return the lines along some dimensions through each client's devices, by client.
 
-        Lines of several dimensions are planes. None if they cut clients unequally: then there is no group for
-        all of a client's lines, or its devices lie at other places on one line than on the next. All clients
-        come to the same answer.
+        Lines along several dimensions are planes. None if no group fits all lines of each client, or if a
+        client's devices have different coordinates on different lines. The result is the same on all clients.
         """
         lines: dict[tuple[int, ...], dict[int, list[tuple[int, ...]]]] = {}
         for coords, owner in zip(self.coords, self.owners, strict=True):
@@ -138,7 +136,7 @@ class Grid:
         return {owner: next(iter(ways)) for owner, ways in found.items()}
 
     def group(self, axes: tuple[int, ...] | None = None) -> Group:
-        """Return the group of the lines along some dimensions, or of all clients of the mesh.
+        """Return this client's group along some dimensions, or the group of all clients of the mesh.
 
         Raises:
             NotInitializedError: The mesh has devices of other clients, and the system is not initialized.
@@ -151,15 +149,15 @@ class Grid:
         return _communicator().mesh_group(self.mesh.fingerprint, name, members)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return an array with arbitrary contents; memory of large ones is kept for later ones.
+        """Return an uninitialized array; the memory of large arrays is reused for later ones.
 
-        It is shared with the other clients of the host, at most half of what this client may share.
+        That memory is shared with the other clients of the host, up to half of what this client may share.
         """
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes >= RECYCLED and len(self.clients) > 1:
             from dmesh.collectives.communicator import Communicator
 
-            communicator = context.find(Communicator)  # none after the shutdown: local work goes on
+            communicator = context.find(Communicator)  # None after the shutdown; local operations still work
             pool = None if communicator is None else communicator.pool
             if pool is not None and pool.has_spare(nbytes):
                 with suppress(SharedMemoryError):

@@ -23,22 +23,22 @@ from dmesh.errors import UnshardableError
 
 
 class Advanced(NamedTuple):
-    """Lists of indices, or masks made into such, and the dimensions that they stand for."""
+    """Lists of indices (also made from masks), and the dimensions that they index."""
 
     dims: tuple[int, ...]
     lists: tuple[NDArray[np.intp], ...]
     at: int
-    """Where their dimensions go among those of the result."""
+    """Position of their dimensions in the result."""
 
 
 class Parsed(NamedTuple):
-    """An index, dimension by dimension."""
+    """A parsed index, by dimension."""
 
     picks: list[Pick]
     dropped: list[int]
     """Dimensions that are indexed by an integer."""
     new: list[int]
-    """Places of new dimensions of length 1 in the result of the basic part."""
+    """Positions of new dimensions of length 1 in the result of the basic part."""
     advanced: Advanced | None
 
 
@@ -56,7 +56,7 @@ def _integer_list(x: Any, length: int, dim: int) -> NDArray[np.intp]:
 
 
 def read_whole(x: Any) -> Any:
-    """Return an index array as every client has it; sharded ones are read whole."""
+    """Return an index array whole, on every client."""
     if isinstance(x, DTensor):
         return move(x, x.spec.replicated()).blocks[0]
     return x
@@ -69,10 +69,10 @@ def _is_list(x: Any) -> bool:
 
 
 def parse(index: Any, shape: tuple[int, ...]) -> Parsed:
-    """Take an index apart.
+    """Parse an index.
 
     Raises:
-        IndexError: It does not fit the shape.
+        IndexError: The index does not fit the shape.
     """
     entries = list(index) if isinstance(index, tuple) else [index]
     expanded: list[Any] = []
@@ -81,7 +81,7 @@ def parse(index: Any, shape: tuple[int, ...]) -> Parsed:
             getattr(entry, "ndim", 1) == 0 and entry.dtype == np.bool_
         ):
             raise UnshardableError(
-                "a single True or False as an index of a sharded array is refused: use None, or where"
+                "a sharded array cannot be indexed with a single True or False. Use None, or np.where"
             )
         if _is_list(entry):
             values = read_whole(entry)
@@ -113,14 +113,14 @@ def parse(index: Any, shape: tuple[int, ...]) -> Parsed:
     dropped: list[int] = []
     new: list[int] = []
     lists: list[tuple[int, NDArray[np.intp]]] = []
-    places: list[int] = []  # of the lists among the entries, to see whether they are neighbors
+    places: list[int] = []  # positions of the lists among the entries, to find out whether they are adjacent
     result_at = 0
     first_at = None
     for number, (kind, value) in enumerate(expanded):
         dim = len(picks)
         if kind == "mask":
             for at, length in enumerate(value.shape, dim):
-                if length not in (0, shape[at]):  # nothing is chosen along a dimension of length 0
+                if length not in (0, shape[at]):  # no elements along a dimension of length 0
                     raise IndexError(
                         f"boolean index did not match indexed array along axis {at}; size of axis is "
                         f"{shape[at]} but size of corresponding boolean axis is {length}"
@@ -159,7 +159,7 @@ def parse(index: Any, shape: tuple[int, ...]) -> Parsed:
             picks.append(Pick(1, Run(at % shape[dim], 1)))
             dropped.append(dim)
             if lists or any(k in ("list", "mask") for k, _ in expanded):
-                places.append(number)  # beside lists, an integer is one of them
+                places.append(number)  # combined with lists, an integer counts as one
     if not lists:
         return Parsed(picks, dropped, new, None)
     together = places == list(range(places[0], places[0] + len(places)))
@@ -176,7 +176,7 @@ def parse(index: Any, shape: tuple[int, ...]) -> Parsed:
 
 
 def _shape_basic(x: DTensor, parsed: Parsed) -> DTensor:
-    """Drop the dimensions that integers have indexed, and add new ones."""
+    """Drop the dimensions indexed by integers, and add new ones."""
     if not parsed.dropped and not parsed.new:
         return x
     spec = x.spec
@@ -190,7 +190,7 @@ def _shape_basic(x: DTensor, parsed: Parsed) -> DTensor:
 
 
 def map_blocks_of_slots(x: DTensor, target: Any) -> DTensor:
-    """Return an array of the same elements, whose dimensions of length 1 differ."""
+    """Return an array with the same elements and other dimensions of length 1."""
     if x._shards is None:
         return DTensor(target, None)
     blocks = x.blocks
@@ -224,7 +224,7 @@ def getitem(x: DTensor, index: Any) -> DTensor:
 
 
 def _advanced(x: DTensor, parsed: Parsed) -> DTensor:
-    """Take by lists: their dimensions are merged into one, of which single elements are picked."""
+    """Index with lists: merge the indexed dimensions into one, and pick elements of it."""
     advanced = parsed.advanced
     assert advanced is not None
     shape = advanced.lists[0].shape
@@ -247,14 +247,14 @@ def _advanced(x: DTensor, parsed: Parsed) -> DTensor:
         )
         picks = [Pick(len(flat), flat), *(Pick(n) for n in merged.shape[1:])]
         front = pick(merged, picks)
-        # The merged dimension goes back to where the first list was, among those that are left.
+        # The merged dimension moves to the position of the first list.
         merged_at = sum(d < advanced.dims[0] for d in rest)
         taken = moved_dims(front, [*range(1, merged_at + 1), 0, *range(merged_at + 1, front.ndim)])
         kept = [*rest[:merged_at], advanced.dims[0], *rest[merged_at:]]
         dropped = [kept.index(d) for d in parsed.dropped]
         parsed = parsed._replace(dropped=dropped)
         dim = merged_at
-    # Now the merged dimension lies at `dim`; drop integers, then put it in its place.
+    # Now the merged dimension is `dim`. Drop the dimensions of integers, then move it to its position.
     at = dim - sum(d < dim for d in parsed.dropped)
     squeezed = _shape_basic(taken, parsed._replace(new=[]))
     order = [d for d in range(squeezed.ndim) if d != at]
@@ -277,10 +277,10 @@ def _advanced(x: DTensor, parsed: Parsed) -> DTensor:
 
 
 def counts_of(spec: Spec, mine: Sequence[int]) -> Bounds:
-    """Return where each block of a result begins and ends: the clients tell each other their blocks' lengths.
+    """Exchange the lengths of a result's blocks among the clients; return begin and end of each block.
 
     Args:
-        spec: Placement of a one-dimensional array, whose slots the blocks belong to.
+        spec: Placement of a one-dimensional array with a slot for each block.
         mine: Lengths of this client's blocks.
     """
     grid, axis = spec.grid, spec.axes[0]
@@ -294,10 +294,10 @@ def counts_of(spec: Spec, mine: Sequence[int]) -> Bounds:
 
 
 def counted(x: DTensor, blocks: Sequence[NDArray[Any]]) -> DTensor:
-    """Return a one-dimensional array of blocks whose lengths nobody knows yet, in blocks of equal lengths.
+    """Return a one-dimensional array, in equal blocks, from blocks whose lengths other clients do not know.
 
     Args:
-        x: Array whose slots the blocks belong to: one-dimensional.
+        x: One-dimensional array with a slot for each block.
         blocks: This client's blocks.
     """
     spec, grid, axis = x.spec, x.spec.grid, x.spec.axes[0]
@@ -310,7 +310,7 @@ def counted(x: DTensor, blocks: Sequence[NDArray[Any]]) -> DTensor:
 
 
 def compress(x: DTensor, mask: DTensor) -> DTensor:
-    """Return the elements where a mask of the same shape is true, in NumPy's order."""
+    """Return the elements where a mask of the array's shape is true, in NumPy's order."""
     grid_among([x, mask], "x[mask]")
     flat = reshape(x, (x.size,))
     there = bring(

@@ -1,8 +1,8 @@
-"""Ledger of the bytes that operations move: counted at run time, or listed without running anything.
+"""Accounting of the bytes that operations move: counted at run time, or listed by `explain`.
 
-Bytes are those that a client's devices read from other devices, whether these belong to the same client or to
-another one. An all-reduce of n bytes among k clients counts as 2 n (k - 1) / k for each of them, a
-reduce-scatter as half of that, and a fold of the contributions of a client's own devices as what it reads.
+Counted are the bytes that a client's devices read from other devices, of the same client or of others. An
+all-reduce of n bytes among k clients counts as 2 n (k - 1) / k for each of them, a reduce-scatter as half of
+that, and a reduction among a client's own devices as the bytes that it reads.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _NUMPY = f"{Path('numpy')}/"
 
 @dataclass(slots=True)
 class Moved:
-    """Bytes that this client's devices have got from other devices, by kind of transfer."""
+    """Bytes that this client's devices have received from other devices, by kind of transfer."""
 
     by_kind: Counter[str] = field(default_factory=Counter)
     """Bytes by kind: `exchange`, `fold`, `all_gather`, `all_reduce`, `reduce_scatter`, `counts`."""
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Total bytes."""
         return sum(self.by_kind.values())
 
 
@@ -39,13 +39,13 @@ class Entry:
     operation: str
     """Name of the operation."""
     what: str
-    """The step: `local`, or what is moved, and the layouts before and after it."""
+    """Description: `local` or the transfer, and the layouts before and after it."""
     kind: str
     """Kind of the transfer; `local` if nothing moves."""
     bytes_by_client: dict[int, int]
-    """Bytes that each client's devices get from other devices."""
+    """Bytes that each client's devices receive from other devices."""
     largest: int
-    """Bytes of the largest block that a device holds after it."""
+    """Bytes of the largest block on a device after the step."""
 
 
 _moved: ContextVar[tuple[Moved, ...]] = ContextVar("dmesh_bytes_moved", default=())
@@ -55,7 +55,7 @@ _operation: ContextVar[str] = ContextVar("dmesh_operation", default="")
 
 @contextmanager
 def bytes_moved() -> Iterator[Moved]:
-    """Count the bytes that this client's devices get from other devices within the block.
+    """Count the bytes that this client's devices receive from other devices within the `with` block.
 
     ```python
     with dmesh.debug.bytes_moved() as moved:
@@ -64,7 +64,7 @@ def bytes_moved() -> Iterator[Moved]:
     ```
 
     Returns:
-        The count, which goes on until the end of the block.
+        The count, which is updated until the end of the block.
     """
     mine = Moved()
     token = _moved.set((*_moved.get(), mine))
@@ -76,7 +76,7 @@ def bytes_moved() -> Iterator[Moved]:
 
 @contextmanager
 def tracing() -> Iterator[list[Entry]]:
-    """List the steps of operations on arrays without shards."""
+    """List the steps of operations on arrays without elements."""
     entries: list[Entry] = []
     token = _trace.set(entries)
     try:
@@ -86,7 +86,7 @@ def tracing() -> Iterator[list[Entry]]:
 
 
 class operation:
-    """Name the operation that the steps within belong to; an outer one keeps its name.
+    """Name the operation of the steps in a `with` block; an outer operation's name has priority.
 
     Args:
         name: The name.
@@ -110,19 +110,19 @@ class operation:
 
 
 def current_operation(default: str) -> str:
-    """Return the name of the operation under way."""
+    """Return the name of the current operation."""
     return _operation.get() or default
 
 
 def count(kind: str, nbytes: int) -> None:
-    """Add to all counts under way."""
+    """Add bytes to all active counts."""
     if nbytes:
         for one in _moved.get():
             one.by_kind[kind] += nbytes
 
 
 def record(what: str, kind: str, bytes_by_client: dict[int, int], largest: int, default: str) -> None:
-    """Add a step to the list under way, if there is one."""
+    """Add a step to the active list, if there is one."""
     entries = _trace.get()
     if entries is not None:
         entries.append(Entry(current_operation(default), what, kind, bytes_by_client, largest))
@@ -134,7 +134,7 @@ def is_tracing() -> bool:
 
 
 def place() -> str:
-    """Return file and line of the program that the operation under way was called at."""
+    """Return the file and line of the program that called the current operation."""
     frame = sys._getframe(1)
     while frame.f_back is not None and (
         frame.f_code.co_filename.startswith(_ROOM)

@@ -1,4 +1,4 @@
-"""`register_op`: operations of users, each a rule about layouts and a function of blocks."""
+"""`register_op`: operations of users, defined by a layout rule and a function of blocks."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from dmesh.layout import Layout
 
 
 class ArraySpec(NamedTuple):
-    """What a rule knows of an array, and says of a result."""
+    """Description of an array for a layout rule, and of a result by the rule."""
 
     shape: tuple[int, ...]
     """Shape of the whole array."""
     dtype: DTypeLike
     """Type of its elements."""
     layout: Layout
-    """Where it lies."""
+    """Its layout."""
     partial: tuple[str, ...] = ()
-    """Mesh dimensions along which the devices hold contributions that are yet to be reduced."""
+    """Mesh dimensions along which the devices hold unreduced contributions."""
     reduction: str = "sum"
-    """How they are reduced: `sum`, `prod`, `min`, `max`, `any`, `all`."""
+    """Their reduction: `sum`, `prod`, `min`, `max`, `any`, `all`."""
 
 
 Rule = Callable[..., tuple[Sequence[Layout | None], ArraySpec | Sequence[ArraySpec]]]
@@ -46,10 +46,10 @@ def register_op(
     name: str | None = None,
     function: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
-    """Return an operation on sharded arrays, of a rule about layouts and a NumPy function of blocks.
+    """Return an operation on sharded arrays, defined by a layout rule and a NumPy function of blocks.
 
-    Its operands are brought to where the rule wants them, under the policy of implicit gathers; `explain`
-    lists it.
+    dmesh moves the operands to the layouts that the rule returns, within the policy of implicit gathers.
+    `explain` lists the operation.
 
     ```python
     def rule(x, length):
@@ -61,21 +61,20 @@ def register_op(
     ```
 
     Args:
-        kernel: Takes a block of each sharded operand, and other arguments as they are. Returns the blocks
-            of the results. Must not write to its arguments. For large blocks, it is called in several
-            threads at once.
-        rule: Takes an `ArraySpec` for each sharded operand, and other arguments as they are. Returns the
-            layout that each operand has to have, None for those that are no sharded arrays; and an
-            `ArraySpec`, or several, of the results, whose blocks the kernel makes on the same devices. It
-            must not depend on the elements, nor on the client: all clients come to the same answer.
-        name: For errors and `explain`; None for the kernel's name.
-        function: Function of NumPy's that takes sharded arrays to this operation from now on.
+        kernel: Function of the blocks: takes a block of each sharded operand, and the other arguments
+            unchanged; returns the blocks of the results. Must not write to its arguments. Several threads may
+            call it at once for large blocks.
+        rule: Layout rule: takes an `ArraySpec` for each sharded operand, and the other arguments unchanged.
+            Returns a list with the required layout of each operand (None for other arguments), and the
+            `ArraySpec` of the result or a sequence of them. Must not depend on the elements or the client.
+        name: Name in errors and `explain`; None for the kernel's name.
+        function: NumPy function that calls this operation for sharded arrays from now on.
 
     Returns:
         The operation: a function of the operands, by position.
 
     Raises:
-        ArgumentTypeError: `function` is not one that NumPy lets arrays override.
+        ArgumentTypeError: `function` is not a NumPy function that arrays can override.
     """
     called = str(name or getattr(function or kernel, "__name__", "operation"))
 
@@ -87,7 +86,7 @@ def register_op(
     if function is not None:
         if not hasattr(function, "_implementation"):
             raise ArgumentTypeError(
-                "register_op(function=...) takes a function of NumPy's that arrays can override, not "
+                "register_op(function=...) takes a NumPy function that arrays can override, not "
                 f"{function!r:.100}"
             )
         implements(function, note="registered")(operation)
@@ -107,18 +106,20 @@ def _run(name: str, kernel: Callable[..., Any], rule: Rule, operands: tuple[Any,
     several = not isinstance(made, ArraySpec)
     results: Sequence[ArraySpec] = made if not isinstance(made, ArraySpec) else [made]
     if len(layouts) != len(values):
-        raise UnshardableError(f"the rule of {name} gave {len(layouts)} layouts for {len(values)} operands")
+        raise UnshardableError(
+            f"the rule of {name} returned {len(layouts)} layouts for {len(values)} operands"
+        )
     placed: list[Spec | None] = []
     for at, (x, layout) in enumerate(zip(values, layouts, strict=True)):
         if isinstance(x, DTensor) is (layout is None):
             raise UnshardableError(
-                f"the rule of {name} gives operand {at} {'no' if layout is None else 'a'} layout, but it is "
-                f"{'a' if layout is None else 'no'} sharded array"
+                f"the rule of {name} returned {'None' if layout is None else 'a layout'} for operand {at}, "
+                f"which is {'' if layout is None else 'not '}a sharded array"
             )
         placed.append(None if layout is None else spec_for(layout, x.shape, x.dtype, x.spec))
     targets = tuple(_placement(one, name) for one in results)
     if any(spec is not None and spec.grid is not grid for spec in (*placed, *targets)):
-        raise MeshMismatchError(f"the rule of {name} gives layouts of another mesh than the operands'")
+        raise MeshMismatchError(f"the rule of {name} returned layouts on another mesh than the operands'")
     there = [x if spec is None else bring(x, spec, name) for x, spec in zip(values, placed, strict=True)]
 
     def checked(*blocks: Any) -> Any:
@@ -127,7 +128,7 @@ def _run(name: str, kernel: Callable[..., Any], rule: Rule, operands: tuple[Any,
             if np.ndim(block) != len(result.shape):
                 raise UnshardableError(
                     f"the kernel of {name} returned a block of {np.ndim(block)} dimensions, but its "
-                    "rule says "
+                    "rule expects "
                     f"{len(result.shape)}"
                 )
         return found
@@ -150,7 +151,7 @@ def _described(x: DTensor) -> ArraySpec:
 def _placement(result: ArraySpec, name: str) -> Spec:
     spec = spec_for(result.layout, result.shape, result.dtype)
     if result.reduction not in FOLDS:
-        raise UnshardableError(f"the rule of {name} names no reduction: {result.reduction!r:.100}")
+        raise UnshardableError(f"the rule of {name} returned an unknown reduction: {result.reduction!r:.100}")
     axes = [grid_of(result.layout.mesh).names.index(dim) for dim in result.partial]
     return spec.replace(partial=axes, op=result.reduction) if axes else spec
 
@@ -162,7 +163,6 @@ def _check_shapes(name: str, results: Sequence[DTensor]) -> None:
         for block, shape in zip(x.blocks, x.spec.local_shapes, strict=True):
             if block.shape != shape:
                 raise UnshardableError(
-                    f"the kernel of {name} returned a block of shape {block.shape}, but "
-                    f"{x.spec.describe()}, as "
-                    f"its rule says, has one of shape {shape} there"
+                    f"the kernel of {name} returned a block of shape {block.shape}; its rule declares "
+                    f"{x.spec.describe()}, with a block of shape {shape} there"
                 )

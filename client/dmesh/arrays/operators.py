@@ -43,10 +43,10 @@ def _unary(ufunc: np.ufunc) -> Callable[[Any], Any]:
 
 
 class Operators:
-    """What `DTensor` has by name alone: each operator is a ufunc, each method a function of NumPy."""
+    """Operators and methods of `DTensor`: each operator is a ufunc, each method a NumPy function."""
 
     __slots__ = ()
-    __hash__ = None  # type: ignore[assignment]  # like NumPy's arrays
+    __hash__ = None  # type: ignore[assignment]  # like NumPy arrays
 
     def __bool__(self: Any) -> bool:
         if self.size > 1:

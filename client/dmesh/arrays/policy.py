@@ -1,4 +1,4 @@
-"""Policy of implicit gathers: what an operation may do to a layout without being told to."""
+"""Policy of implicit gathers: whether operations may gather a sharded operand on their own."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _policy: ContextVar[str] = ContextVar("dmesh_implicit_gather", default="forbid")
 
 
 class ImplicitGatherWarning(UserWarning):
-    """An operation makes an array larger on each device than its layout says."""
+    """An operation gathers an array: each device gets more of it than its layout specifies."""
 
 
 @contextmanager
 def implicit_gather(policy: Policy) -> Iterator[None]:
-    """Set what happens, within the block, if an operation would have to gather an array.
+    """Set the policy of implicit gathers within a `with` block.
 
-    It gathers an array if it needs more of it on each device than the layout says.
+    An operation gathers an array if it needs more of it on a device than the layout specifies.
 
-    The default is `"forbid"`. Completing a partial result, reading one element, and what an operation's
-    documentation lists are always allowed.
+    The default is `"forbid"`. Completing a partial result, reading one element, and gathers that an operation
+    documents are always allowed.
 
     ```python
     with dmesh.implicit_gather("allow"):
@@ -36,13 +36,15 @@ def implicit_gather(policy: Policy) -> Iterator[None]:
     ```
 
     Args:
-        policy: `"forbid"` raises ImplicitGatherError, `"warn"` warns and goes on, `"allow"` goes on.
+        policy: `"forbid"` raises ImplicitGatherError, `"warn"` gathers with a warning, `"allow"` gathers.
 
     Raises:
-        ConfigurationError: There is no such policy.
+        ConfigurationError: `policy` has another value.
     """
     if policy not in _POLICIES:
-        raise ConfigurationError(f"implicit_gather is {', '.join(_POLICIES)}, not {policy!r:.200}")
+        raise ConfigurationError(
+            f"implicit_gather() takes one of {', '.join(_POLICIES)}, got {policy!r:.200}"
+        )
     token = _policy.set(policy)
     try:
         yield
@@ -51,14 +53,14 @@ def implicit_gather(policy: Policy) -> Iterator[None]:
 
 
 def is_larger(source: Spec, target: Spec) -> bool:
-    """Return whether a placement needs more of an array on each device than another."""
+    """Return whether `target` needs more of an array on each device than `source`."""
     if target.shards >= source.shards:
         return False
     return target.largest > source.complete().largest
 
 
 def check_gather(operation: str, source: Spec, target: Spec) -> None:
-    """Apply the policy to an operation that needs an operand elsewhere than it is.
+    """Apply the policy to an operation that needs an operand in another placement.
 
     Raises:
         ImplicitGatherError: The policy forbids it.

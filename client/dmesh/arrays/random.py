@@ -21,7 +21,7 @@ from dmesh.errors import ConfigurationError
 from dmesh.layout import Layout
 
 _AT_ONCE = 1 << 20
-"""Words that are made at once."""
+"""Number of words generated at once."""
 _SCALE = 1.0 / (1 << 53)
 Words = NDArray[np.uint64]
 Size = int | Sequence[int] | None
@@ -43,14 +43,14 @@ class Generator:
         seed: A number from 0 to 2**64 - 1.
 
     Raises:
-        ConfigurationError: It is not.
+        ConfigurationError: The seed is out of that range.
     """
 
     def __init__(self, seed: int) -> None:
         self.seed = operator.index(seed)
         """The seed."""
         if not 0 <= self.seed < 1 << 64:
-            raise ConfigurationError(f"a seed is a number from 0 to 2**64 - 1, not {seed!r}")
+            raise ConfigurationError(f"the seed must be an integer from 0 to 2**64 - 1, got {seed!r}")
         self.calls = 0
         """Number of calls so far."""
 
@@ -184,7 +184,7 @@ def _normal(words: Words) -> NDArray[np.float64]:
 
 
 def _high_product(words: Words, n: int) -> Words:
-    """Return the high 64 bits of the products of words and a number."""
+    """Return the high 64 bits of the product of each word and a number."""
     low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
     n_low, n_high = np.uint64(n & 0xFFFFFFFF), np.uint64(n >> 32)
     w_low, w_high = words & low, words >> half
@@ -205,7 +205,7 @@ def _fill(
     block: NDArray[Any], key: tuple[int, int], shape: tuple[int, ...], region: Bounds, each: int,
     values: Callable[[Words], Any],
 ) -> None:  # fmt: skip
-    """Fill a block: whole rows of the array are made, of which it takes its part."""
+    """Fill a block: generate whole rows of the array, and copy the block's part of them."""
     if not block.size:
         return
     if not region:

@@ -37,9 +37,8 @@ def shard_map(
 ) -> Callable[..., Any]:
     """Return a function of sharded arrays that runs a NumPy function on their blocks, once for each device.
 
-    Within it, `dmesh.axes` has collectives along the mesh's dimensions. On a client of several devices,
-    each call
-    has a thread of its own.
+    In the function, `dmesh.axes` has collectives along the mesh's dimensions. On a client with several
+    devices, each call has its own thread.
 
     ```python
     centered = dmesh.shard_map(
@@ -49,33 +48,34 @@ def shard_map(
     ```
 
     Args:
-        fn: Takes the blocks, and returns one for each of `out_layouts`. Must not write to its arguments.
-        in_layouts: Layout of each argument, to which it is brought first; None for one that every device
-            gets as it is. A single layout is that of all arguments.
-        out_layouts: Layout of each result: a sequence if there are several. The blocks must have the
-            lengths that the layout gives them: ceil(length / shards), the last ones shorter
-            or empty.
-        halo: For each argument, the number of elements that a block gets from its neighbors, on both sides of
-            each dimension; None for an argument without.
-        boundary: At the ends of the array: `"clip"` for blocks without neighbors there, `"wrap"` for an
-            array that goes on at its other end.
+        fn: Function of the blocks; returns a block for each of `out_layouts`. Must not write to its
+            arguments.
+        in_layouts: Layout of each argument, to which it is moved first; None for an argument that is passed
+            unchanged. A single layout applies to all arguments.
+        out_layouts: Layout of each result; a sequence if there are several. The blocks must have the
+            lengths of the layout: ceil(length / shards), the last ones shorter or empty.
+        halo: For each argument, the number of elements that a block gets from its neighbors, at both ends of
+            each dimension; None for an argument without a halo.
+        boundary: Halo at the ends of the array: `"clip"` for none, `"wrap"` for periodic boundaries.
 
     Returns:
-        The function.
+        The function of sharded arrays.
 
     Raises:
         LayoutError: An argument or a result does not fit its layout.
         MeshMismatchError: The layouts or arrays are of different meshes.
     """
     if boundary not in ("clip", "wrap"):
-        raise UnshardableError(f'boundary is "clip" or "wrap", not {boundary!r:.100}')
+        raise UnshardableError(f'boundary must be "clip" or "wrap", got {boundary!r:.100}')
 
     @wraps(fn)
     def mapped(*args: Any) -> Any:
         with ledger.operation(f"shard_map({getattr(fn, '__name__', 'function')})"):
             layouts = [in_layouts] * len(args) if isinstance(in_layouts, Layout) else list(in_layouts)
             if len(layouts) != len(args):
-                raise LayoutError(f"{len(args)} arguments were passed for the {len(layouts)} of in_layouts")
+                raise LayoutError(
+                    f"{len(args)} arguments were passed, but in_layouts has {len(layouts)} layouts"
+                )
             outs = [out_layouts] if isinstance(out_layouts, Layout) else list(out_layouts)
             grid = _grid([*layouts, *outs])
             widths = [None] * len(args) if halo is None else list(halo)
@@ -91,7 +91,7 @@ def shard_map(
             made = []
             for at, layout in enumerate(outs):
                 if layout is None:
-                    raise LayoutError("out_layouts has a layout for each result")
+                    raise LayoutError("out_layouts must have a layout for each result")
                 made.append(_assemble(grid, [np.asarray(result[at]) for result in results], layout))
             return tuple(made)
 
@@ -101,7 +101,7 @@ def shard_map(
 def _grid(layouts: Sequence[Layout | None]) -> Grid:
     grids = [grid_of(layout.mesh) for layout in layouts if layout is not None]
     if any(grid is not grids[0] for grid in grids):
-        raise MeshMismatchError("the layouts of a shard_map are all of one mesh")
+        raise MeshMismatchError("all layouts of a shard_map must be on one mesh")
     return grids[0]
 
 
@@ -109,15 +109,15 @@ def _blocks(x: Any, layout: Layout | None, width: Widths, boundary: str, grid: G
     """Return an argument's block for each of this client's devices."""
     if layout is None:
         if isinstance(x, DTensor):
-            raise LayoutError("a sharded array needs a layout in in_layouts")
+            raise LayoutError("in_layouts has None for a sharded array. Pass its layout")
         return [x] * len(grid.positions)
     if not isinstance(x, DTensor):
         raise UnshardableError(
-            f"shard_map takes sharded arrays where in_layouts has a layout, got {type(x).__name__}"
+            f"in_layouts has a layout for an argument of shard_map that is not sharded: {type(x).__name__}"
         )
     grid_among([x], "shard_map")
     if x.spec.grid is not grid:
-        raise MeshMismatchError("an argument of a shard_map lies on another mesh than the layouts'")
+        raise MeshMismatchError("an argument of shard_map is on another mesh than the layouts")
     spec = spec_for(layout, x.shape, x.dtype, x.spec)
     there = move(x, spec)
     blocks: Sequence[Array] = there.blocks
@@ -135,7 +135,7 @@ def _with_halo(x: DTensor, widths: list[int], boundary: str) -> Sequence[Array]:
     spec = x.spec
     if len(widths) != spec.ndim or any(n < 0 for n in widths):
         raise LayoutError(
-            f"halo= has a width of 0 or more for each of the {spec.ndim} dimensions, not {widths}"
+            f"halo= must have a width of 0 or more for each of the {spec.ndim} dimensions, got {widths}"
         )
     dims = []
     for d, (n, width) in enumerate(zip(spec.shape, widths, strict=True)):
@@ -154,7 +154,7 @@ def _with_halo(x: DTensor, widths: list[int], boundary: str) -> Sequence[Array]:
 
 
 def _run(fn: Callable[..., Any], grid: Grid, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """Call a function for each device: in threads, if there are several."""
+    """Call a function for each device, in threads if there are several."""
     count = len(arguments)
     team = Team(grid, threading.Barrier(count), [None] * count)
     results: list[Any] = [None] * count
@@ -180,12 +180,14 @@ def _run(fn: Callable[..., Any], grid: Grid, arguments: Sequence[tuple[Any, ...]
     raised = [error for error in errors if error is not None]
     first = next((error for error in raised if not isinstance(error, threading.BrokenBarrierError)), None)
     if first is not None or raised:
-        raise first or UnshardableError("the devices of a shard_map did not make the same collective calls")
+        raise first or UnshardableError(
+            "the devices of a shard_map made different numbers of collective calls"
+        )
     return results
 
 
 def _assemble(grid: Grid, blocks: list[Array], layout: Layout) -> DTensor:
-    """Return the array of the devices' results; the blocks' lengths are exchanged to find its own."""
+    """Return the array made of the devices' results; exchange the blocks' lengths to find its shape."""
     ndim, dtype = layout.rank, blocks[0].dtype
     wrong = next((block for block in blocks if block.ndim != ndim or block.dtype != dtype), None)
     if wrong is not None:
@@ -222,6 +224,5 @@ def _check_lengths(spec: Spec, lengths: Array) -> None:
             if lengths[position, d] != high - low:
                 raise LayoutError(
                     f"the result of shard_map on device {position} has length {lengths[position, d]} "
-                    f"along dimension {d}, "
-                    f"but the layout gives it {high - low} of {spec.shape[d]}"
+                    f"along dimension {d}, but the layout needs {high - low} of {spec.shape[d]}"
                 )

@@ -1,6 +1,7 @@
-"""Placement of an array on a mesh: shape, dtype, sharding and partial state. Values, interned.
+"""Placement of an array on a mesh: shape, dtype, sharding and unreduced contributions.
 
-Two specs of one client are equal only if they are the same object, so that a plan is found by identity.
+Specs are interned: two specs of one client are equal only if they are the same object, so that plans can be
+looked up by identity.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from dmesh.layout import MATCH, UNSHARDED, Layout, LayoutType
 Bounds = tuple[tuple[int, int], ...]
 """Begin and end of each shard along a dimension."""
 WHOLE = -1
-"""Mesh axis of a dimension that is not cut."""
+"""Mesh axis of an unsharded dimension."""
 _SAME = {"q": np.dtype(np.int64), "Q": np.dtype(np.uint64)}
-"""NumPy has two types of 8 bytes on many systems, and compares them as equal."""
+"""NumPy's two 8-byte types, which compare equal on many systems."""
 _Key = tuple[Grid, tuple[int, ...], "np.dtype[Any]", tuple[int, ...], tuple[int, ...], str]
 _known: WeakValueDictionary[_Key, Spec] = WeakValueDictionary()
 _lock = Lock()
@@ -32,7 +33,7 @@ _lock = Lock()
 
 @lru_cache(maxsize=4096)
 def bounds(length: int, shards: int) -> Bounds:
-    """Return the blocks of a dimension: of ceil(length / shards), the last ones shorter or empty.
+    """Return the bounds of a dimension's blocks: ceil(length / shards) each, the last ones shorter or empty.
 
     >>> bounds(5, 4)
     ((0, 2), (2, 4), (4, 5), (5, 5))
@@ -44,7 +45,8 @@ def bounds(length: int, shards: int) -> Bounds:
 class Spec:
     """Placement of an array; made by `spec_of`, once for equal arguments.
 
-    Each client stores one array for each *slot*: its devices that have the same part of the array share it.
+    A client's devices with the same block share it. Each client stores one NumPy array per distinct block,
+    its *slots*.
     """
 
     __slots__ = ("__dict__", "__weakref__", "axes", "dtype", "grid", "ndim", "op", "partial", "shape")
@@ -60,17 +62,17 @@ class Spec:
     ) -> None:
         self.grid = grid
         self.shape = shape
-        """Of the whole array."""
+        """Shape of the whole array."""
         self.dtype = dtype
         self.axes = axes
-        """Mesh axis along which each dimension is cut, or `WHOLE`."""
+        """Mesh axis along which each dimension is sharded, or `WHOLE`."""
         self.partial = partial
-        """Mesh axes along which the devices hold contributions that are yet to be reduced."""
+        """Mesh axes along which the devices hold unreduced contributions."""
         self.op = op
         """Reduction of the contributions; empty if there are none."""
         self.ndim = len(shape)
 
-    # What follows -------------------------------------------------------------------------------------------
+    # Derived ------------------------------------------------------------------------------------------------
 
     @cached_property
     def size(self) -> int:
@@ -79,7 +81,7 @@ class Spec:
 
     @cached_property
     def used(self) -> tuple[int, ...]:
-        """Mesh axes along which devices differ in what they hold, in ascending order."""
+        """Mesh axes along which devices have different data, in ascending order."""
         return tuple(sorted({axis for axis in self.axes if axis != WHOLE} | set(self.partial)))
 
     @cached_property
@@ -93,17 +95,17 @@ class Spec:
 
     @cached_property
     def largest(self) -> int:
-        """Bytes of the largest block: what a device needs."""
+        """Bytes of the largest block."""
         longest = (self.cuts(dim)[0] for dim in range(self.ndim))
         return math.prod(stop - start for start, stop in longest) * self.dtype.itemsize
 
     @cached_property
     def is_whole(self) -> bool:
-        """True if every device holds all of the array, complete."""
+        """True if every device has the whole array, without unreduced contributions."""
         return not self.partial and all(axis == WHOLE or self.grid.sizes[axis] == 1 for axis in self.axes)
 
     def cuts(self, dim: int) -> Bounds:
-        """Return the blocks of a dimension: one if it is not cut."""
+        """Return begin and end of a dimension's blocks; one block if it is not sharded."""
         axis = self.axes[dim]
         return bounds(self.shape[dim], 1 if axis == WHOLE else self.grid.sizes[axis])
 
@@ -129,12 +131,12 @@ class Spec:
 
     @cached_property
     def devices(self) -> tuple[int, ...]:
-        """First of this client's devices that has each slot, by index."""
+        """For each slot, the index of the first of this client's devices that uses it."""
         return tuple(self.slot_of.index(slot) for slot in range(len(self.slots)))
 
     @cached_property
     def holders(self) -> dict[tuple[int, ...], tuple[int, ...]]:
-        """Positions of the devices that have each block, by the block's position along each dimension."""
+        """Positions of the devices with each block, by the block's position along each dimension."""
         found: dict[tuple[int, ...], list[int]] = {}
         for position, coords in enumerate(self.grid.coords):
             block = tuple(0 if axis == WHOLE else coords[axis] for axis in self.axes)
@@ -160,7 +162,7 @@ class Spec:
 
     @cached_property
     def layout(self) -> Layout:
-        """Sharding, as the public functions name it."""
+        """The layout, without unreduced contributions."""
         names = self.grid.names
         specs = [UNSHARDED if axis == WHOLE else names[axis] for axis in self.axes]
         return Layout(specs, self.grid.mesh)
@@ -176,7 +178,7 @@ class Spec:
         partial: Iterable[int] | None = None,
         op: str | None = None,
     ) -> Spec:
-        """Return a placement that differs in some parts."""
+        """Return the placement with some fields replaced."""
         return spec_of(
             self.grid,
             self.shape if shape is None else shape,
@@ -187,7 +189,7 @@ class Spec:
         )
 
     def complete(self) -> Spec:
-        """Return the placement without contributions that are yet to be reduced."""
+        """Return the placement without unreduced contributions."""
         return self if not self.partial else self.replace(partial=(), op="")
 
     def replicated(self) -> Spec:
@@ -198,7 +200,7 @@ class Spec:
         return f"<Spec {self.describe()}>"
 
     def describe(self) -> str:
-        """Return the placement for people: `float64[8, 4] (x, -)`."""
+        """Return the placement as text: `float64[8, 4] (x, -)`."""
         names = self.grid.names
         cut = ", ".join("-" if axis == WHOLE else names[axis] for axis in self.axes)
         text = f"{self.dtype}{list(self.shape)} ({cut})"
@@ -215,14 +217,14 @@ def spec_of(
     partial: Iterable[int] = (),
     op: str = "",
 ) -> Spec:
-    """Return a placement: the same object for equal arguments.
+    """Return a placement; the same object for equal arguments.
 
     Args:
         grid: The mesh.
-        shape: Of the whole array.
-        dtype: Of its elements.
+        shape: Shape of the whole array.
+        dtype: Type of its elements.
         axes: Mesh axis of each dimension, or `WHOLE`; None for a replicated array.
-        partial: Mesh axes of contributions that are yet to be reduced; those of one device are ignored.
+        partial: Mesh axes of unreduced contributions; axes of length 1 are ignored.
         op: Their reduction.
     """
     cut = (WHOLE,) * len(shape) if axes is None else tuple(axes)
@@ -245,8 +247,7 @@ def check_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """
     if dtype.hasobject:
         raise UnshardableError(
-            f"arrays of dtype {dtype} cannot be sharded: their elements are references to Python "
-            "objects. Convert "
+            f"arrays of dtype {dtype} cannot be sharded, because their elements are Python objects. Convert "
             "them to a dtype of fixed size"
         )
     return dtype if dtype.isnative else dtype.newbyteorder("=")
@@ -260,24 +261,24 @@ def spec_for(
     *,
     uneven: bool = True,
 ) -> Spec:
-    """Return the placement that a layout gives an array.
+    """Return the placement of an array in a layout.
 
     Args:
         layout: The layout; `MATCH` keeps the sharding of `current`.
-        shape: Of the whole array.
-        dtype: Of its elements.
-        current: Placement of the array until now.
-        uneven: Whether lengths may leave the last shards shorter.
+        shape: Shape of the whole array.
+        dtype: Type of its elements.
+        current: Present placement of the array; None for a new one.
+        uneven: Whether the last shards may be shorter.
 
     Raises:
         LayoutError: The layout does not fit the shape.
-        UnshardableError: Sharded arrays do not have layouts of this kind.
+        UnshardableError: The layout is of a kind that sharded arrays cannot have.
     """
     if not isinstance(layout, Layout):
         raise LayoutError(f"expected a dmesh.Layout, got {type(layout).__name__}: {layout!r:.200}")
     if layout.type is not LayoutType.STATIC:
         raise UnshardableError(
-            f"sharded arrays have layouts with sharding specs; this one is {layout.type.value}"
+            f"sharded arrays need a layout with sharding specs, got one of type {layout.type.value}"
         )
     grid, lengths = grid_of(layout.mesh), tuple(shape)
     if layout.rank != len(lengths):
@@ -290,7 +291,7 @@ def spec_for(
         if name == MATCH:
             if current is None:
                 raise LayoutError(
-                    f"{MATCH!r} for dimension {dim} keeps a sharding, but a new array has none yet"
+                    f"{MATCH!r} for dimension {dim} keeps the present sharding, but a new array has none"
                 )
             axes.append(current.axes[dim] if current.grid is grid else WHOLE)
         else:
@@ -299,7 +300,7 @@ def spec_for(
     if len(set(cut)) != len(cut):
         twice = next(axis for axis in cut if cut.count(axis) > 1)
         raise LayoutError(
-            f"the layout would cut two dimensions along mesh dimension {grid.names[twice]!r}, which cuts "
+            f"the layout shards two dimensions along mesh dimension {grid.names[twice]!r}, which shards "
             "only one"
         )
     for dim, axis in enumerate(axes):

@@ -1,4 +1,4 @@
-"""`DVariable`: a named place for a sharded array, whose value changes and whose layout stays."""
+"""`DVariable`: a variable with a sharded array as its value, and a fixed layout."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from dmesh.structure import map_structure
 
 
 class DVariable(NDArrayOperatorsMixin):
-    """Variable that holds a sharded array; TensorFlow's `tf.experimental.dtensor.DVariable`.
+    """Variable with a sharded array as its value; TensorFlow's `tf.experimental.dtensor.DVariable`.
 
-    Operators, NumPy's functions and an array's methods read its value. What was read before an assignment
-    keeps the old elements.
+    Operators, NumPy's functions and an array's methods use its value. A value that was read before an
+    assignment does not change.
 
     ```python
     w = dmesh.DVariable(dmesh.zeros((4, 3), layout=dmesh.Layout(["x", dmesh.UNSHARDED], mesh)))
@@ -31,15 +31,15 @@ class DVariable(NDArrayOperatorsMixin):
     ```
 
     Args:
-        initial_value: A sharded array, which says the layout, too; or an array that all clients have alike,
-            with `layout`; or a function that returns either.
-        dtype: Of the elements; None for that of the initial value.
-        layout: Where it lies; None for the initial value's.
-        trainable: Kept for TensorFlow's sake.
-        name: For people.
+        initial_value: A sharded array; or an array that is equal on all clients, with `layout`; or a function
+            that returns one of them.
+        dtype: Type of the elements; None for that of the initial value.
+        layout: Its layout; None for the initial value's.
+        trainable: Stored, as in TensorFlow; dmesh does not use it.
+        name: Name for display.
 
     Raises:
-        LayoutError: There is no layout, or it is another one than the initial value's.
+        LayoutError: There is no layout, or it differs from the initial value's.
     """
 
     stands_for_array = True
@@ -61,7 +61,7 @@ class DVariable(NDArrayOperatorsMixin):
             if layout is not None and value.layout != layout:
                 raise LayoutError(
                     f"DVariable got layout {layout.sharding_specs}, and an initial value of layout "
-                    f"{value.layout.sharding_specs}: leave layout= out, or dmesh.relayout the value first"
+                    f"{value.layout.sharding_specs}. Omit layout=, or call dmesh.relayout on the value first"
                 )
             value = relayout(value, value.layout, uneven=True)
         elif layout is None:
@@ -72,15 +72,15 @@ class DVariable(NDArrayOperatorsMixin):
             value if dtype is None or value.dtype == dtype else astype(value, np.dtype(dtype))
         )
         self.name = name
-        """Name, for people."""
+        """Name for display."""
         self.trainable = trainable
-        """Kept for TensorFlow's sake."""
+        """Stored, as in TensorFlow; dmesh does not use it."""
 
-    # What it is ---------------------------------------------------------------------------------------------
+    # Properties ---------------------------------------------------------------------------------------------
 
     @property
     def layout(self) -> Layout:
-        """Layout, which no assignment changes."""
+        """Layout. Assignments do not change it."""
         return self._value.layout
 
     @property
@@ -94,7 +94,7 @@ class DVariable(NDArrayOperatorsMixin):
         return self._value.dtype
 
     def value(self) -> DTensor:
-        """Return the value: an array of its own, which later assignments leave alone."""
+        """Return the value, an array that later assignments do not change."""
         return self._value.alias()
 
     read_value = value
@@ -146,9 +146,9 @@ class DVariable(NDArrayOperatorsMixin):
             The variable.
 
         Raises:
-            ArgumentTypeError: It has another dtype.
-            UnshardableError: It is a plain array.
-            ValueError: It has another shape.
+            ArgumentTypeError: The value has another dtype.
+            UnshardableError: The value is a plain array.
+            ValueError: The value has another shape.
         """
         del use_locking, name, read_value
         return self._changed("assign", value, None)
@@ -186,8 +186,8 @@ class DVariable(NDArrayOperatorsMixin):
                 return self
             if not isinstance(value, DTensor):
                 raise UnshardableError(
-                    f"DVariable.{operation} takes a sharded array or a number, not {type(value).__name__}: "
-                    "dmesh.copy_to_mesh(x, variable.layout) makes a sharded array"
+                    f"DVariable.{operation} takes a sharded array or a number, got {type(value).__name__}. "
+                    "Make it a sharded array with dmesh.copy_to_mesh(x, variable.layout)"
                 )
             if value.shape != self.shape:
                 raise ValueError(
@@ -198,7 +198,7 @@ class DVariable(NDArrayOperatorsMixin):
                     f"cannot {operation} {value.dtype} to a variable of {self.dtype}: "
                     "value.astype(...) converts"
                 )
-            there = move(value, self._value.spec)  # which is asked for: no implicit gather
+            there = move(value, self._value.spec)  # an explicit move, no implicit gather
             store(there if ufunc is None else ufunc(self._value, there), self._value, "no")
         return self
 

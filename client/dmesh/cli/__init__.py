@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if isinstance(error, (ConfigurationError, AddressInUseError, MissingExtraError))
             else _FAILURE
         )
-    except BrokenPipeError:  # whoever read the output has seen enough
+    except BrokenPipeError:  # the reader of the output has closed the pipe
         sys.stdout = None  # or its flush at the end would fail, too
         return 0
     except KeyboardInterrupt:

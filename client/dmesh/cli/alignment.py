@@ -1,9 +1,9 @@
 """Offsets between the clocks of several hosts, found from calls that all end together. No IO.
 
-Nobody can end an all-reduce before everybody has begun it. So of two ranks that took part, the end on the one
-is not before the beginning on the other, and the other way round: each call bounds the difference of their
-clocks from both sides. Within the bounds, the difference is taken at which the calls end together, as they
-nearly do.
+No rank can end an all-reduce before all ranks have begun it. So for two participating ranks, the call's end
+on the one is not before its beginning on the other, and vice versa: each call bounds the difference of their
+clocks from both sides. Within the bounds, the chosen difference is the one at which the calls end at the same
+time, as they nearly do.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 TOGETHER = frozenset({"barrier", "all_reduce", "all_gather", "all_to_all", "reduce_scatter"})
-"""Calls that nobody ends before everybody has begun them."""
+"""Calls that no rank ends before all ranks have begun them."""
 
 Call = tuple[str, int]
 """Names one call on all ranks: lane and sequence number."""
@@ -79,7 +79,7 @@ def _spans(calls: Mapping[Call, Sequence[tuple[float, float]]]) -> dict[Call, tu
 def _between(
     reference: Mapping[Call, tuple[float, float, float]], other: Mapping[Call, tuple[float, float, float]]
 ) -> Offset | None:
-    """Returns what is to be added to the other clock's times; None if no call binds the two."""
+    """Returns the offset to add to the other clock's times; None if the two have no common call."""
     lowest, highest = float("-inf"), float("inf")
     guesses: list[float] = []
     for call in reference.keys() & other.keys():

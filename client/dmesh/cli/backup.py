@@ -76,7 +76,7 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _fetch(observer: Observer) -> tuple[Description, Iterator[BackedUpKey]]:
-    """Asks for the backup; returns what it is, and its keys as they come."""
+    """Requests a backup; returns its description and an iterator over its keys."""
     from dmesh.cli.backup_files import BackedUpKey, Description
     from dmesh.v1 import key_value_pb2 as pb
 

@@ -27,7 +27,7 @@ clusters:
     dmesh serve --tls-cert tls/server.pem --tls-key tls/server.key --tls-client-ca tls/ca.pem
     DMESH_TLS_CA=tls/ca.pem DMESH_TLS_CERT=tls/worker-0.pem DMESH_TLS_KEY=tls/worker-0.key python train.py"""
 _EPILOG = """\
-Keep ca.key off the machines of the cluster: whoever has it can make certificates that all of them accept.
+Keep ca.key off the machines of the cluster: with it, anyone can make certificates that all of them accept.
 Files are readable by their owner only, and none is overwritten."""
 _MOST_DAYS = 36_500
 
@@ -98,7 +98,7 @@ def _days(text: str) -> int:
 def _print(
     args: argparse.Namespace, files: Path, begins: datetime, expires: datetime, hosts: Sequence[str] = ()
 ) -> None:
-    """Says what was made, the times in UTC."""
+    """Lists the created files, with times in UTC."""
     cert, key = (files.with_name(f"{files.name}.{suffix}") for suffix in ("pem", "key"))
     if args.json:
         print_json(

@@ -30,7 +30,7 @@ class GroupView:
     size: int
     """Number of ranks that take part."""
     generation: int
-    """Sequence numbers of one generation are not those of another."""
+    """Generation; sequence numbers of different generations are unrelated."""
     reporting: int
     """Number of them that have reported."""
     first: int

@@ -136,7 +136,7 @@ def _put(observer: Observer, args: argparse.Namespace) -> int:
 
 
 def _grant(observer: Observer, ttl: float) -> int:
-    """Grants a lease that nobody renews; returns its number."""
+    """Grants a lease without renewing it; returns its number."""
     from dmesh.v1 import key_value_pb2 as pb
 
     number = secrets.randbits(63) | 1

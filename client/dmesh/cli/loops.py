@@ -17,7 +17,7 @@ class LoopView:
     name: str
     """As the program calls it; may be empty."""
     unit: str
-    """What steps are called, in the plural."""
+    """Unit of the steps, in the plural."""
     total: int
     """Steps in all; 0 if unknown."""
     least: int
@@ -31,7 +31,7 @@ class LoopView:
     ranks: tuple[int, ...]
     """Ranks that are in it."""
     behind: tuple[int, ...]
-    """Those of them that have done the fewest steps, if not all have done as many."""
+    """Ranks with the fewest finished steps; empty if all have finished the same number."""
 
     def describe(self) -> str:
         """Return the loop in a sentence: `train: 1190-1203 of 5000 steps, 12.3/s, 309 s left.`."""
@@ -45,7 +45,7 @@ class LoopView:
 
 
 def loop_views(picture: Picture) -> list[LoopView]:
-    """Return the loops under way of the members that are there, those of most ranks first."""
+    """Return the present members' current loops, those with the most ranks first."""
     there = {(member.job, member.index) for member in picture.state.members if not member.state.departed}
     found: dict[tuple[str, int], dict[int, tuple[pb.LoopProgress, float]]] = defaultdict(dict)
     for task, said in picture.reports.items():

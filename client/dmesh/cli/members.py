@@ -106,7 +106,7 @@ def _vacant(task: Task) -> dict[str, object]:
 
 
 def state_of(member: Member) -> str:
-    """Returns what became of a member, or what is wrong with it, in one word."""
+    """Returns a member's state or problem in one word."""
     from dmesh.coordination.members import Liveness
 
     if member.liveness in (Liveness.BLOCKED, Liveness.STUCK):

@@ -46,7 +46,7 @@ class Picture:
     state: ClusterState
     """Its members, vacant tasks and barriers under way."""
     reports: Mapping[Task, progress_pb2.MemberProgress]
-    """Latest progress reports of its members; those of earlier members of a task are left out."""
+    """Latest progress reports of its members, without earlier members of a task."""
 
     def of(self, tasks: Container[Task]) -> Picture:
         """Returns the same with the reports of some tasks alone."""
@@ -129,7 +129,7 @@ def find_target(given: str | None, environ: Mapping[str, str]) -> Target:
 def credentials_of(
     environ: Mapping[str, str], token: str = "", tls: Mapping[str, str] | None = None
 ) -> Credentials:
-    """Returns what to show a server: what the environment says, else what was found elsewhere.
+    """Returns the credentials for a server: those of the environment, or else those found elsewhere.
 
     Args:
         environ: The environment.
@@ -160,13 +160,13 @@ class Target(NamedTuple):
     tls: Mapping[str, str] = MappingProxyType({})
     """`DMESH_TLS_*` variables to use, where the environment has none."""
     origin: str = "the command line or the environment"
-    """Who says so."""
+    """Source of the statement."""
     guessed: bool = False
-    """True if nobody does."""
+    """True if there is no source."""
 
 
 class Observer:
-    """Asks a coordination server what it knows, without being a member of anything.
+    """Queries a coordination server as an observer, without a task slot.
 
     Args:
         address: HOST:PORT of the server.
@@ -196,7 +196,7 @@ class Observer:
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Observer:
-        """Makes the one that the flags of `add_target` and the environment ask for."""
+        """Creates an observer from the flags of `add_target` and the environment."""
         cluster = args.cluster or os.environ.get("DMESH_CLUSTER", "").strip() or None
         target = find_target(args.coordinator, os.environ)
         observer = cls(target.address, cluster or target.cluster, target.token, target.tls)
@@ -254,7 +254,7 @@ class Observer:
         return ClusterState.from_proto(self.ask(self.link.coordination.GetClusterState, request))
 
     def member(self, task: Task) -> Member:
-        """Asks for one member; one without incarnation if nobody took the task."""
+        """Returns one member; without incarnation if the task slot was never taken."""
         request = coordination_pb2.GetMemberRequest(caller=self.caller, task=task.to_proto())
         return Member.from_proto(self.ask(self.link.coordination.GetMember, request).member)
 

@@ -62,7 +62,7 @@ class Rest:
 
     @classmethod
     def of(cls, given: str | None, environ: Mapping[str, str]) -> Rest:
-        """Makes the one that the command line and the environment ask for.
+        """Creates a client from the command line and the environment.
 
         Args:
             given: What the command line says; None for the default port of the coordinator's host.

@@ -63,7 +63,7 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _listed(clusters: Sequence[ClusterSummary], args: argparse.Namespace) -> list[ClusterSummary]:
-    """Returns the clusters that are to be listed: those that are not over, or all."""
+    """Returns the clusters to list: the running ones, or all."""
     return [cluster for cluster in clusters if args.all or not _is_over(cluster)]
 
 

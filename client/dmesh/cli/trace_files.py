@@ -31,7 +31,7 @@ class RankTrace:
     wall: float
     """Time of the wall clock when that clock shows 0."""
     events: Sequence[Mapping[str, Any]]
-    """The events, without the one that says whose they are."""
+    """The events, without the one that names their process."""
     complete: bool
     """True if the trace was ended properly."""
     left_out: int

@@ -92,7 +92,7 @@ class ProcessGroup(ABC):
 
     @abstractmethod
     def look(self, request: Request) -> Any:
-        """Return what a probe finds at once; None if that is nothing."""
+        """Return the message that a probe finds without waiting; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)

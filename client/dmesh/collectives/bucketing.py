@@ -30,7 +30,7 @@ BUCKET_BYTES = 8 << 20
 
 
 def fill_buckets(arrays: Sequence[Array], limit: int) -> list[list[int]]:
-    """Distribute arrays over buckets: those of one dtype together, as many as fit, in their order.
+    """Distribute arrays over buckets: arrays of one dtype together, as many as fit, in their order.
 
     Depends on dtypes and sizes alone, so that all ranks come to the same buckets in the same order.
 

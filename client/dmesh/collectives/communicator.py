@@ -53,7 +53,7 @@ _JOINING = (
 
 @dataclass(eq=False, repr=False)
 class Communicator:
-    """The collectives of one client, and the listener of its transport; see `Services` for what is not here.
+    """The collectives of one client, and the listener of its transport; `Services` has its other methods.
 
     Raises:
         CollectiveValueError: The peers are not the ranks 0 to n - 1.
@@ -102,7 +102,7 @@ class Communicator:
         self.events = EventRing(self.clock)
         self.barriers: Barriers = Barriers()
         self.lock = RLock()  # never held while a group is called
-        """Guards the groups, and what is known of the other clients."""
+        """Guards the groups and the table of other clients."""
         self._lost: dict[int, str] = {}  # how the loss of a client was detected
         self._hearsay: set[int] = set()  # losses that only others have reported
         self._left: dict[int, str] = {}  # clients that have said goodbye, and their reasons
@@ -188,7 +188,7 @@ class Communicator:
         return any(self.why_gone(rank) is not None for rank in tuple(self._acknowledged))
 
     def _drop_messages(self, generation: Generation) -> None:
-        """Drop what has come, and will come, for calls of a group's former id."""
+        """Drop messages, also later ones, for calls with a group's former id."""
         members = generation.members
         me, others = members.rank, range(len(members.ranks))
         pairs = [pair for other in others for pair in ((me, other), (other, me))]
@@ -233,18 +233,18 @@ class Communicator:
         Raises InitializationTimeoutError if some do not come in time.
         """
         deadline = self.clock() + timeout
-        everybody = self.mesh_group("connect", "all clients", self.world.ranks)
+        all_clients = self.mesh_group("connect", "all clients", self.world.ranks)
         try:
             if self.world.size > 1:
                 self.transport.connect_all(timeout)
             # Not only have we reached all, all have reached us.
-            everybody.all_gather(np.array(self.rank), timeout=max(deadline - self.clock(), 0.1))
+            all_clients.all_gather(np.array(self.rank), timeout=max(deadline - self.clock(), 0.1))
         except InitializationTimeoutError as error:
             # Others may be about to give up for the same reason, and must not take our leaving for it.
-            everybody.fail(Failure(Cause.TIMEOUT, str(error)))
+            all_clients.fail(Failure(Cause.TIMEOUT, str(error)))
             raise
         except (CollectiveTimeoutError, PeerLostError) as error:
-            failure = everybody.failure
+            failure = all_clients.failure
             if failure is None or failure.cause is not Cause.TIMEOUT:
                 raise
             raise InitializationTimeoutError(
@@ -345,12 +345,12 @@ class Communicator:
     def renew(self, peers: Sequence[Peer], generation: int) -> None:
         """Go on with the clients that there are now: all groups begin anew, in a new generation.
 
-        To be called by all clients when they have passed a barrier of all clients since which the membership
-        is another one, with the cluster's epoch as of that barrier, the same for all. Not only by those to
-        whom a process is new: everybody must come to the same generation. Groups that users hold go on
-        working. Calls of the former generation that are still under way fail, here and (as they hear of it)
-        elsewhere; what was sent for them is dropped. Messages of the new generation may come before this
-        call: they are kept, whereas a process that is not known here before is let in by this call.
+        All clients must call it after the first barrier of all clients that follows a change of the
+        membership, with the cluster's epoch at that barrier, also clients to which no process is new: all
+        must have the same generation. Users' groups stay valid. Unfinished calls of the former generation
+        fail, here and, once notified, on the other clients; their messages are dropped. Messages of the new
+        generation that arrive before this call are kept; a process that was unknown here is admitted by this
+        call.
 
         A client that was lost stays lost if its process is still the same, unless that was hearsay: others
         may have meant its predecessor.

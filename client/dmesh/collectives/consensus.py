@@ -74,7 +74,7 @@ class Decision:
     """Outcome of a consensus, the same on all members."""
 
     survivors: tuple[int, ...]
-    """Ranks that take part from now on, in the group's order. If time ran out: those that came."""
+    """Ranks that participate from now on, in the group's order. After a timeout: the ranks that arrived."""
     flag: int = 0
     """Bitwise AND of the survivors' flags."""
     mismatch: str = ""
@@ -102,10 +102,11 @@ def flag_of(flag: object) -> tuple[str, int]:
 
 
 def survivors(came: Sequence[int], lost: Mapping[int, Iterable[int]], gone: Iterable[int]) -> tuple[int, ...]:
-    """Return the members that can go on together: none of them has lost another one.
+    """Return the members that can continue together: none of them has lost another one.
 
-    Whoever is gone is left out first. Then, one after the other, the member with the most broken connections
-    to those that are left; of several, the one that most others have lost, and of those the last one.
+    Departed members are excluded first. Then, one after the other, the member with the most broken
+    connections to the remaining ones is excluded; on a tie the one that most others have lost, and then the
+    last one.
 
     Args:
         came: Ranks that have arrived, in the group's order.
@@ -292,7 +293,7 @@ class Consensus:
             number = int(newest[latest])
 
     def _write(self, number: int, decision: Decision) -> Decision:
-        """Make a decision, unless there is one; return the one that there is."""
+        """Make a decision unless there is one; return the valid one."""
         decided = self._key(number, "decision")
         then: list[Operation] = [
             Put(decided, json.dumps(asdict(decision))),

@@ -257,7 +257,7 @@ class ControlHandler:
         if group is not None:
             if peer not in group.ranks or not set(failure.ranks) <= set(group.ranks):
                 return
-            # Passed on, so that nobody sees this process end before the cause has reached it on another way;
+            # Forward the cause, so that no rank sees this process end before the cause has reached it;
             # in large groups that would be too many messages.
             group.fail(failure, notify=(skipped or None) if group.size <= RELAY_LIMIT else False)
         if skipped and current:

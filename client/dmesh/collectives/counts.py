@@ -212,7 +212,7 @@ class Call:
         return self._laid_out(blocks, sum(lengths))
 
     def _resolved(self, lengths: tuple[int, ...], *, exchanged: bool) -> Request:
-        """Return the request with the lengths of all ranks' arrays, or of the one that is cut."""
+        """Return the request with the lengths of all ranks' arrays, or of the array that is divided."""
         blocks = lay_out(self.kind, self.size, self.rank, self.root, lengths, self._width, exchanged)
         return self._laid_out(blocks, sum(lengths) if self.kind in JOINING else lengths[self.rank])
 

@@ -38,7 +38,7 @@ _CLOSE_WITHIN = 10.0
 
 
 class Pending(Protocol):
-    """A call under way. Its `str` names it to a person; it is asked for only when somebody reads it."""
+    """A call under way. Its `str` names it to a person; it is computed only when it is read."""
 
     def waits_for(self) -> tuple[int, ...]:
         """Return the ranks that block the call. Any thread."""
@@ -199,7 +199,7 @@ class EventRing:
     # -- reading ---------------------------------------------------------------------------------------------
 
     def noted(self) -> list[CallRecord]:
-        """Return the last calls without those of native endpoints, oldest first."""
+        """Return the last calls, except those of native endpoints, oldest first."""
         with self._lock:
             records = list(self._records)
         known = set(map(id, records))
@@ -259,7 +259,7 @@ class EventRing:
             Worker(self._pass_on, "dmesh-events").start()
 
     def _remove(self, reader: EventReader) -> None:
-        """Pass no more calls to a reader; wait until it has taken those that it was given."""
+        """Stop passing calls to a reader; wait until it has processed its calls."""
         for tap in self._all_taps():
             self._fetch(tap, last=True)
         done: SimpleQueue[None] = SimpleQueue()
@@ -284,7 +284,7 @@ class EventRing:
                 self._jobs.put(partial(reader.read, calls))
 
     def _pass_on(self) -> None:
-        """Run what is queued for the readers, as long as there are readers; fetch calls now and then."""
+        """Run the readers' queued jobs, and fetch calls periodically, as long as there are readers."""
         while True:
             try:
                 job: Callable[[], object] | None = take(self._jobs, _FETCH_EVERY)

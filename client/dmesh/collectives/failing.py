@@ -27,7 +27,7 @@ class Calls(Protocol):
 
     @property
     def calls(self) -> Mapping[int, Stoppable]:
-        """Those that Python carries out, by number."""
+        """Calls that Python carries out, by number."""
 
     def wake(self) -> None:
         """Make the calls that wait for their turn look again."""
@@ -84,8 +84,8 @@ class Failing(ABC):
                     waited_for = waited_for or any(endpoint.pending for endpoint in self.endpoints)
                 self._members_know = notify is False
                 if notify or (notify is None and waited_for):
-                    # Before anybody here can see the failure and act on it: withdraw a message, end the
-                    # process. The others must hear of the cause before they see its consequences.
+                    # Before any thread of this process can see the failure and act on it: withdraw a message,
+                    # end the process. The others must hear of the cause before they see its consequences.
                     self._notify_members(failure)
                 with self.lock:
                     streams = list(self.all_calls())

@@ -38,7 +38,7 @@ def as_numpy(x: Any, what: str) -> Any:
 
 
 def as_output(out: Any, what: str) -> Any:
-    """Return what a caller passed as `out=` as a NumPy array of the same memory; anything else as it is.
+    """Return a caller's `out=` as a NumPy array of the same memory; other objects unchanged.
 
     Raises:
         CollectiveTypeError: It has no memory that is writable to.
@@ -46,7 +46,7 @@ def as_output(out: Any, what: str) -> Any:
     made = as_numpy(out, f"out= of {what}")
     if made is out or made.flags.writeable:
         return made
-    # Older exports of DLPack count as read-only, which those of the same memory by NumPy's protocol do not.
+    # Older DLPack exports count as read-only, but NumPy's own protocol exports the same memory as writable.
     other = np.asarray(out) if hasattr(out, "__array__") else made
     if not other.flags.writeable or _address(other) != _address(made):
         raise CollectiveTypeError(f"out= of {what} is read-only: {describe_type(out)}")

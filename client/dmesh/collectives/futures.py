@@ -315,7 +315,7 @@ class Transfer(Future[Any]):
 
 
 class _Pending:
-    """Transfers that are pending in endpoints, and the thread that looks after those nobody waits for.
+    """Transfers pending in endpoints, and the thread that completes those without a waiting caller.
 
     The thread is not woken for a new transfer: it naps while there have been some lately, then ends.
     """
@@ -380,7 +380,7 @@ def pend(endpoint: Endpoint, hand_over: HandOver) -> Transfer:
 
 
 def settle(endpoint: Endpoint | None) -> None:
-    """Leave what is pending in an endpoint to its stream's thread: another call of the stream comes."""
+    """Hand an endpoint's pending calls over to its stream's thread, before another call of the stream."""
     if endpoint is not None and endpoint.pending:
         for transfer in list(_pending.transfers):
             if transfer.endpoint is endpoint:
@@ -388,7 +388,7 @@ def settle(endpoint: Endpoint | None) -> None:
 
 
 def then(found: Future[Any], finish: Callable[[Any], Any]) -> Future[Any]:
-    """Return a future of what is made of another one's result."""
+    """Return a future for a function of another future's result."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
 

@@ -266,7 +266,7 @@ class Group(ProcessGroup):
         return (me, request.root, 1) if request.tag and request.root != me else (me, request.root)
 
     def look(self, request: Request) -> Any:
-        """Return what a probe finds at once; None if that is nothing."""
+        """Return the message that a probe finds without waiting; None if there is none."""
         self.refuse_forked_child()
         generation, pattern = self._generation, request.pattern
         assert pattern is not None
@@ -410,7 +410,7 @@ class Group(ProcessGroup):
         work.stream.wake()
 
     def _explain(self, work: Work, error: BaseException) -> BaseException:
-        """Make sure that the group has failed, and return what the caller gets."""
+        """Fail the group if it has not failed yet, and return the error for the caller."""
         generation = work.generation
         if isinstance(error, PeerLostError) and generation.failure is None:
             # The transport found it out; the communicator may hear of it in a moment, too.
@@ -507,7 +507,7 @@ class Group(ProcessGroup):
         former.fail(over, notify=False)
 
     def restart(self) -> Generation:
-        """Begin anew under another id, after the group has failed; return what it was before."""
+        """Reset a failed group with a new id; return the former generation."""
         former = self._generation
         resets = former.members.resets + 1
         number = group_id("reset", self._members.group, resets)

@@ -36,7 +36,7 @@ _ARRIVES_WITHIN = 5.0
 
 
 class Unfit(Exception):
-    """What was sent is not what its receiver expects."""
+    """A message does not match the call of its receiver."""
 
 
 class Matcher:
@@ -64,7 +64,7 @@ class Matcher:
         return [(self._first + at) % size for at in range(size)]
 
     def look(self, generation: Generation, pattern: Pattern) -> Status | None:
-        """Return what a receive would take now; None if that is nothing."""
+        """Return the message that a receive would match now; None if there is none."""
         with self.lock:
             for source in self.positions(pattern):
                 if (found := self._first_of(generation, pattern, source, None)) is not None:
@@ -72,7 +72,7 @@ class Matcher:
         return None
 
     def match(self, generation: Generation, work: Work, request: Request) -> Matching:
-        """Begin to wait for what a receive takes."""
+        """Begin to wait for the message of a receive."""
         return Matching(self, generation, work, request)
 
     def claim(self, generation: Generation, matching: Matching) -> Envelope | None:
@@ -217,7 +217,7 @@ class Matcher:
 
 
 class Matching(Search):
-    """A receive that waits until it is known what it will receive."""
+    """A receive that waits for a matching message."""
 
     def __init__(self, matcher: Matcher, generation: Generation, work: Work, request: Request) -> None:
         assert request.pattern is not None
@@ -294,11 +294,11 @@ class Matching(Search):
 
     @property
     def status(self) -> Status | None:
-        """Description of what it has found."""
+        """Description of the matched message."""
         return None if self.found is None else status_of(self.found)
 
     def missing(self) -> tuple[int, ...]:
-        """Return the ranks of which any may send what is awaited: those that are there, or else all."""
+        """Return the ranks that may send the message: those that are present, or else all."""
         if self.found is not None:
             return ()
         members, departed = self._matcher.members, self._generation.departed
@@ -313,7 +313,7 @@ class Matching(Search):
         self._matcher.bell.ring()
 
     def may_still_come(self, rank: int) -> bool:
-        """Return whether there may be more on a dedicated connection than on the one that said goodbye."""
+        """Return whether a dedicated connection may have more data, although the peer said goodbye."""
         endpoint = self._generation.incoming[self._matcher.members.ranks.index(rank)]
         if endpoint is None or not endpoint.over_tcp or endpoint.disconnected:
             return False
@@ -349,7 +349,7 @@ def status_of(found: Envelope) -> Status:
 
 
 def complete(request: Request, found: Envelope) -> Request:
-    """Return the request of a receive, now that it is known what was sent.
+    """Return the request of a receive after its message was matched.
 
     Raises:
         CollectiveTypeError: Its dtype is not known here.

@@ -342,7 +342,7 @@ def crossover(small: Sequence[float], large: Sequence[float]) -> int:
 
 
 def best(times: Sequence[Sequence[float]], margin: float) -> int:
-    """Return the fastest alternative, by the geometric mean, of those that clearly beat the first one.
+    """Return the fastest alternative, by the geometric mean, among those clearly faster than the first one.
 
     If none has the speed-up `margin` over it at each size, return the first one.
     """
@@ -351,7 +351,7 @@ def best(times: Sequence[Sequence[float]], margin: float) -> int:
 
 
 def most_worth(times: Sequence[Sequence[float]], margin: float) -> int:
-    """Return the last alternative that clearly beats the one that would be chosen without it.
+    """Return the last alternative that is clearly faster than the choice without it.
 
     Each is more costly than the one before, so it needs the speed-up `margin` at each size.
     """

@@ -42,7 +42,7 @@ class ObjectCall:
     root: int
     """Position of the root."""
     payloads: Mapping[int, bytes]
-    """What this rank sends, by target."""
+    """Objects that this rank sends, by target."""
     sources: tuple[int, ...]
     """Ranks that send something to this one."""
 
@@ -87,7 +87,8 @@ class ObjectCall:
             return found
 
         longest = max(0, *(length - _ROOM for length in lengths), len(inputs))
-        # All ranks know what follows in a broadcast or an all-gather; else only those that it concerns.
+        # In a broadcast or an all-gather all ranks know the sizes that follow; otherwise only sender and
+        # receiver.
         follows = longest > 0 and self.kind in ("broadcast", "all_gather")
         is_plain = longest > 0 and self.kind == "broadcast"
         limit = longest if follows else 0

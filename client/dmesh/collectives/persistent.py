@@ -150,7 +150,7 @@ class Plan(_PlannedCall):  # type: ignore[misc]
         return found
 
     def _validated(self, arguments: dict[str, Any]) -> Any:
-        """Return the request of a call; what it returns at once, if nothing is sent."""
+        """Return the request of a call; or its result, if nothing is sent."""
         return self._function(**arguments, group=_Validator(self._group))
 
     def _endpoint(self) -> Any:

@@ -46,7 +46,7 @@ class PositionQuery:
     numbered: bool = True
     """False if the call has no number that the others know; then nothing is compared."""
     compares: bool = True
-    """False for a receive that does not know yet what it will receive."""
+    """False for a receive without a matched message."""
 
     def __post_init__(self) -> None:
         members = self.members
@@ -59,19 +59,19 @@ class PositionQuery:
         self._answers: dict[int, Position] = {}
         self._blocked_since: dict[int, tuple[int, str]] = {}  # first question, and the barrier in its answer
 
-    def ask(self, *, everybody: bool = False) -> None:
-        """Ask the others where they are.
+    def ask(self, *, all_ranks: bool = False) -> None:
+        """Ask other ranks for their positions.
 
-        If ranks called different things, some rank waits for one that called something else: asking those
-        that are waited for finds every mismatch. Asking all, in groups where that is cheap, tells who the
-        culprit is, too.
+        If ranks made different calls, some rank waits for one with another call, so asking the ranks for
+        which this rank waits finds every mismatch. Asking all ranks, in groups where that is cheap, also
+        finds the culprit.
         """
         self._question += 1
         call = (self.pair, self.sequence) if self.numbered else (None, 0)
         text = self.text if self.numbered and self.compares else ""
         question = WhereAreYou(self.generation, self.members.group, *call, self._question, text)
-        everybody = self.numbered and (everybody or len(self.members.ranks) <= _ASK_ALL_UP_TO)
-        for rank in self._others if everybody else self.waits_for():
+        all_ranks = self.numbered and (all_ranks or len(self.members.ranks) <= _ASK_ALL_UP_TO)
+        for rank in self._others if all_ranks else self.waits_for():
             self._services.send_control(rank, question)
 
     def answered(self, rank: int, answer: Position) -> None:

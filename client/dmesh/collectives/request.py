@@ -37,12 +37,12 @@ _MOST_KNOWN = 256
 _UNKNOWN: tuple[None, None] = (None, None)
 
 LABEL = " @ "
-"""What stands between a descriptor's text and the place in the program, which ranks need not agree on."""
+"""Separator between a descriptor's text and the position in the program, which may differ between ranks."""
 MAX_LENGTH = 1000
 """Characters of the text. A longer one (a structured dtype can be) ends in a hash of the whole."""
 TRANSFER = "transfer"
 SYNCHRONOUS = ", synchronous"
-"""What the descriptor of a synchronous send says behind its tag."""
+"""Suffix of the tag in the descriptor of a synchronous send."""
 """Kind of a `send` and of its `recv`, which have one descriptor."""
 REDUCING = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan")
 """Kinds that fold contributions."""
@@ -196,7 +196,7 @@ class Request:
     needs_copy: bool = False
     """True if an aliased source must be copied first: data arrives over elements that are still needed."""
     fill: Any = None
-    """What the output is filled with, if nothing is sent to this rank: a number, or one for each element."""
+    """Values of the output if nothing is sent to this rank: a number, or one for each element."""
     blocks: Blocks | None = None
     """Layout of the blocks, if their lengths differ."""
     exchange: Request | None = None
@@ -216,7 +216,7 @@ class Request:
     synchronous: bool = False
     """True for a transfer whose sender waits for the receiver, however small it is."""
     pattern: Pattern | None = None
-    """Of a receive that does not know yet what it will receive; its text is for people."""
+    """For a receive without a matched message; its text is for display."""
     status: Any = None
     """An `envelope.Status`, to be filled by a receive."""
     prepared: Buffers | None = None
@@ -267,7 +267,7 @@ class Request:
         return Buffers(source, result, aliased)
 
     def finish(self, buffers: Buffers) -> Any:
-        """Return what the caller gets, once the output buffer is complete."""
+        """Return the caller's result, after the output buffer is complete."""
         if self.shape is None:
             return None
         if self._into_out():
@@ -353,7 +353,7 @@ def describe(
     pairs: tuple[tuple[int, int], ...] = (),
     where: str = "",
 ) -> tuple[str, Descriptor | None]:
-    """Return the descriptor of a call as text and in numbers; None for what the native core does not know.
+    """Return the descriptor of a call as text and numbers; None for calls that the native core lacks.
 
     Arguments that calls of the kind do not have are ignored.
     """

@@ -21,7 +21,7 @@ from dmesh.errors import DMeshError
 Pair = tuple[int, int]
 """Positions of the sender and the receiver of a transfer."""
 
-ANYBODY = -1
+ANY_RANK = -1
 """Place of a sender that is not known yet."""
 
 NAMED = 8
@@ -30,18 +30,18 @@ NAMED = 8
 
 @dataclass(frozen=True, slots=True)
 class WaitPolicy:
-    """Seconds of waiting after which a rank asks the others where they are, and tells its user."""
+    """Seconds of waiting after which a rank asks the others for their positions, and notifies its user."""
 
     ask_after: tuple[float, ...] = (0.1, 0.5, 1.0)
     """Seconds of waiting after which it asks."""
     ask_every: float = 10.0
-    """Seconds between questions after that."""
+    """Seconds between later questions."""
     announce_every: float = 10.0
     """Seconds of waiting between two announcements."""
     look_every: float = 0.25
-    """Seconds between looks at whether somebody it waits for has left."""
+    """Seconds between checks for departed ranks among those it waits for."""
     answers_within: float = 0.25
-    """Seconds for which it waits for last answers when its time has run out, so that the error is exact."""
+    """Seconds to wait for last answers after a timeout, so that the error is exact."""
     announce: Callable[[str], None] = announce_to_user
     """Function that prints a line for the user."""
 
@@ -151,7 +151,7 @@ class Members:
         """Return number and group of a call, for people."""
         if pair is None:
             return f"collective #{sequence} of {self.label}"
-        if pair[0] == ANYBODY:
+        if pair[0] == ANY_RANK:
             return f"receive #{sequence} of {self.label}"
         source, target = self.of(pair)
         return f"transfer #{sequence} from rank {source} to rank {target} of {self.label}"
@@ -160,11 +160,11 @@ class Members:
         """Return a descriptor as `rank` wrote the call: a transfer is a `send` or a `recv`."""
         if pair is None:
             return as_called(text, None)
-        return as_called(text, pair[0] != ANYBODY and self.ranks[pair[0]] == rank)
+        return as_called(text, pair[0] != ANY_RANK and self.ranks[pair[0]] == rank)
 
     def of(self, pair: Pair | None) -> tuple[int, ...]:
         """Return the ranks that take part in the calls of a stream."""
-        if pair is None or pair[0] == ANYBODY:
+        if pair is None or pair[0] == ANY_RANK:
             return self.ranks
         return tuple(self.ranks[at] for at in pair)
 

@@ -59,7 +59,7 @@ class Wait:
         return max(at - self._services.clock(), 0.0)
 
     def look(self, attempt: Attempt) -> bool:
-        """Do what is due, after an attempt has failed; return True if a last attempt has succeeded.
+        """Carry out due actions after a failed attempt; return True if a last attempt has succeeded.
 
         Raises:
             CollectiveError: The group has failed.
@@ -91,7 +91,7 @@ class Wait:
         """Query all ranks once more, so that the error is exact, and fail the group."""
         work, services = self._work, self._services
         query = work.query
-        query.ask(everybody=True)
+        query.ask(all_ranks=True)
         give_up = services.clock() + services.wait_policy.answers_within
         while services.clock() < give_up and query.unanswered():
             if attempt(_LAST_LOOKS):

@@ -21,7 +21,7 @@ from dmesh.collectives.failure import Failure
 from dmesh.collectives.futures import Future
 from dmesh.collectives.position_query import PositionQuery
 from dmesh.collectives.request import Buffers, Descriptor, Request, as_called, text_of
-from dmesh.collectives.services import ANYBODY, Members, Pair
+from dmesh.collectives.services import ANY_RANK, Members, Pair
 from dmesh.collectives.tuning import SHIPPED, Tuning
 from dmesh.collectives.wait import Attempt, Wait
 from dmesh.coordination.waiting import Bell
@@ -35,7 +35,7 @@ Key = tuple[int, ...] | None
 
 
 def group_id(*parts: object) -> int:
-    """Return the id that all members compute for themselves from what makes a group what it is."""
+    """Return the id of a group, which each member computes from the group's definition."""
     text = "\0".join(str(part) for part in parts)
     return int.from_bytes(
         hashlib.blake2b(text.encode(), digest_size=8, person=b"dmesh group").digest(), "big"
@@ -196,7 +196,7 @@ class Connection:
     """For each member, the number of the first transfer to it that goes through an endpoint."""
     receives_from: tuple[int, ...] = ()
     reason: str = ""
-    """What the group uses and why, for people: "exchanges messages. It shares no memory: ..."."""
+    """The group's backend and the reason for it, as text: "exchanges messages. It shares no memory: ..."."""
 
 
 class Generation(Failing):
@@ -206,7 +206,7 @@ class Generation(Failing):
         super().__init__(members, number, failure)
         self.streams: dict[Key, Stream] = {None: Stream(members.group, None)}
         self.tuning = SHIPPED
-        """Tuning of the group's first member; until `settle`, the one that all clients have."""
+        """Tuning of the group's first member; until `settle`, the tuning that all clients share."""
         self.connects: Callable[[str], Operation]
         """Begins to find out, before the first collective, which backends all have; takes its descriptor."""
         self.matcher: Matcher
@@ -265,7 +265,7 @@ class Generation(Failing):
 
     def pair_of(self, key: tuple[int, ...]) -> Pair:
         """Return positions of sender and receiver in a stream of transfers."""
-        return (key[0], key[1]) if key else (ANYBODY, self.members.rank)
+        return (key[0], key[1]) if key else (ANY_RANK, self.members.rank)
 
     def number_of(self, key: Key) -> int:
         """Return the id of a stream, the same on all ranks."""
@@ -283,7 +283,7 @@ class Generation(Failing):
             return [(frozen.get((me, other), 0), frozen.get((other, me), 0)) for other in others]
 
     def settle(self, connection: Connection) -> None:
-        """Use what the group's first call has found out."""
+        """Install the results of the group's first call."""
         with self.lock:
             self.connection, self._frozen, self.tuning = connection, False, connection.tuning
             self.backends[:0] = connection.backends
@@ -394,7 +394,7 @@ class Work(Future[Any]):
             query.answered(rank, answer)
 
     def search(self, request: Request) -> Search:
-        """Take a receive's place among those that wait for an array."""
+        """Queue a receive behind those that already wait for an array."""
         self._operation = self._search = self.generation.matcher.match(self.generation, self, request)
         return self._search
 
@@ -430,7 +430,7 @@ class Work(Future[Any]):
         return self._perform(request)
 
     def _found(self, search: Search) -> None:
-        """Go on as the receive of what has been found."""
+        """Continue as the receive of the matched message."""
         search.revoke()
         self.request = search.request
         self.move(self.stream, self.sequence, search.request.text)
@@ -471,7 +471,7 @@ class Work(Future[Any]):
         return request.out if request.device is not None else request.finish(buffers)
 
     def _refuse_departed(self, request: Request) -> None:
-        """Fail a send to a member that has left: over TCP, the reset in reply would drop what it has sent."""
+        """Fail a send to a departed member: over TCP, the reset in reply would drop its last data."""
         pair, departed = self.stream.pair, self.generation.departed
         if departed and pair is not None and request.contributes:
             receiver = self.generation.members.ranks[pair[1]]
@@ -501,7 +501,7 @@ class Work(Future[Any]):
         with self.generation.lock:
             self._operation = operation
             self._deadline = self._deadline or self._services.clock() + self.timeout
-        self.check()  # whoever fails the group from now on sees the operation
+        self.check()  # a later failure of the group sees the operation
         self._until(operation.progress)
 
     def end(self) -> None:
@@ -529,7 +529,7 @@ class Work(Future[Any]):
 
     def ask_everybody(self) -> None:
         """Ask all others where they are: one of them is not where this rank is."""
-        self.query.ask(everybody=True)
+        self.query.ask(all_ranks=True)
 
     def _until(self, attempt: Attempt) -> None:
         """Repeat an attempt until it succeeds."""
@@ -548,7 +548,7 @@ class Work(Future[Any]):
                 wait.end()
 
     def begin_wait(self) -> Wait:
-        """Begin to wait, on a thread that waits for other calls, too, until it is known what is received."""
+        """Begin to wait for a matching message, on a thread that also waits for other calls."""
         services = self._services
         began = services.clock()
         self._deadline = began + self.timeout
@@ -557,11 +557,11 @@ class Work(Future[Any]):
 
     @property
     def polls(self) -> bool:
-        """True if what it waits for may come without a bell; see `Search.polls`."""
+        """True if the message may arrive without a wake-up; see `Search.polls`."""
         return self._search is not None and self._search.polls
 
     def find(self, seconds: float) -> bool:
-        """Look for what it receives, for at most so long; return whether it has come.
+        """Look for a matching message, within a time limit; return whether there is one.
 
         Raises:
             CollectiveError: The group has failed.
@@ -585,7 +585,7 @@ class Work(Future[Any]):
         departed = self.generation.departed
         if not departed:
             return
-        # Their messages have been delivered, but perhaps not what they sent on other connections.
+        # Their messages were delivered, but data on other connections may still be in transit.
         operation = self._operation
         for rank in self.waits_for():
             if rank in departed and operation is not None and not operation.may_still_come(rank):

@@ -1,6 +1,6 @@
-"""Configuration of this process: environment variables, launchers, and TensorFlow's functions over them.
+"""Configuration of this process: environment variables, launchers, and TensorFlow's configuration functions.
 
-The functions are in `client`; importing this package imports none of its modules.
+The functions are in `client`. Importing this package does not import its modules.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Addresses of clients and servers as people write them: `HOST:PORT`, `[IPV6]:PORT`, Google's BNS names."""
+"""Addresses of clients and servers: `HOST:PORT`, `[IPV6]:PORT`, Google's BNS names."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ import re
 from dmesh.errors import ConfigurationError
 
 BNS_PREFIX = "/bns/"
-"""Prefix of an address in Google's own naming, which ends in a task number and perhaps a port."""
+"""Prefix of an address in Google's internal naming, which ends in a task number and optionally a port."""
 HOST_PATTERN = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?", re.ASCII)
-"""A host name or an IPv4 address, as far as its characters go."""
+"""Characters of a host name or an IPv4 address."""
 
-WILDCARD_HOSTS = ("0.0.0.0", "::")  # noqa: S104 -- a name for them; nobody binds to them here
-"""Hosts that stand for all of a machine's addresses: they can be listened on, and not be connected to."""
+WILDCARD_HOSTS = ("0.0.0.0", "::")  # noqa: S104 -- only names, not bound here
+"""Hosts that mean all addresses of a machine: valid for listening, not for connecting."""
 
 _DIGITS = re.compile(r"[0-9]+", re.ASCII)
 _NOWHERE = ".invalid:1"
 
 
 def split_address(text: str, what: str, *, any_port: bool = False) -> tuple[str, int]:
-    """Splits `HOST:PORT` or `[IPV6]:PORT`.
+    """Split `HOST:PORT` or `[IPV6]:PORT`.
 
     Args:
         text: The address.
-        what: How an error names it, e.g. `DMESH_COORDINATOR` or `entry 1 of DTENSOR_JOBS`.
-        any_port: Whether port 0, for any free one, is a port.
+        what: Its name in errors, e.g. `DMESH_COORDINATOR` or `entry 1 of DTENSOR_JOBS`.
+        any_port: Whether port 0, for any free one, is valid.
 
     Returns:
         The host, without brackets, and the port, 1 to 65535, or 0.
 
     Raises:
-        ConfigurationError: It is not such an address.
+        ConfigurationError: The text is not such an address.
     """
     text = text.strip()
     if text.startswith(BNS_PREFIX):
@@ -79,29 +79,29 @@ def _bad_address(what: str, text: str, problem: str, advice: str) -> Configurati
 
 
 def join_address(host: str, port: int) -> str:
-    """Returns HOST:PORT; IPv6 addresses in brackets."""
+    """Return HOST:PORT; IPv6 addresses in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def unknown_address(client: int) -> str:
-    """Returns what stands for a client's address as long as nobody knows it: a name that cannot exist."""
+    """Return the placeholder for a client's unknown address: a name that cannot exist."""
     return f"client-{client}{_NOWHERE}"
 
 
 def is_unknown(address: str) -> bool:
-    """Tells whether this only stands for an address."""
+    """Return whether an address is such a placeholder."""
     return address.endswith(_NOWHERE)
 
 
 def check_port(what: str, port: object) -> int:
-    """Returns a port if it is one.
+    """Return a port as a number.
 
     Args:
-        what: How an error names it.
+        what: Its name in errors.
         port: The number, perhaps as text.
 
     Raises:
-        ConfigurationError: It is not from 1 to 65535.
+        ConfigurationError: The port is not from 1 to 65535.
     """
     text = str(port)
     number = int(text) if _DIGITS.fullmatch(text) and len(text) <= 5 else 0
@@ -111,7 +111,7 @@ def check_port(what: str, port: object) -> int:
 
 
 def is_ipv6(host: str) -> bool:
-    """Tells whether this is an IPv6 address, without brackets."""
+    """Return whether a text is an IPv6 address, without brackets."""
     try:
         ipaddress.IPv6Address(host)
     except ValueError:
@@ -120,7 +120,7 @@ def is_ipv6(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host name or address means the machine that uses it."""
+    """Return whether a host name or address is of the loopback interface."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -128,13 +128,13 @@ def is_loopback(host: str) -> bool:
 
 
 def check_bns_order(jobs: tuple[str, ...]) -> None:
-    """Refuses BNS addresses that are not in the order of their task numbers.
+    """Raise an error unless BNS addresses are sorted by task number.
 
     Args:
-        jobs: The addresses of all clients, in the order of their ids.
+        jobs: The addresses of all clients, by client id.
 
     Raises:
-        ConfigurationError: They are not sorted, or cannot be.
+        ConfigurationError: The addresses are not sorted, or some have no task number.
     """
     tasks = [job.rsplit("/", 1)[-1].split(":", 1)[0] for job in jobs]
     numbered = [bool(_DIGITS.fullmatch(task)) and len(task) <= 18 for task in tasks]
@@ -158,5 +158,5 @@ def check_bns_order(jobs: tuple[str, ...]) -> None:
 
 
 def shown(value: str) -> str:
-    """Quotes a value for a message, shortened: a job list may have thousands of entries."""
+    """Quote a value for a message, shortened: a job list may have thousands of entries."""
     return repr(value if len(value) <= 200 else f"{value[:200]}...")

@@ -1,8 +1,8 @@
 """TensorFlow's configuration functions: this process's place in its job, straight from the environment.
 
-They work before `initialize_accelerator_system`, and read the environment again at every call, each only the
-variables that it needs. Where `DTENSOR_JOBS` is not set, they say what the launcher does that has started
-this process, or, of an initialized system, the cluster resolver that it was initialized with.
+They work before `initialize_accelerator_system`. Each call reads the variables it needs from the environment.
+If `DTENSOR_JOBS` is not set, their values come from the cluster resolver with which the system was
+initialized, or else from the launcher of this process.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from dmesh.runtime import context
 
 @dataclass(frozen=True)
 class FoundVariables:
-    """`DTENSOR_*` variables that a cluster resolver or a launcher gives in place of the environment."""
+    """`DTENSOR_*` variables from a cluster resolver or a launcher, which override the environment."""
 
     values: Mapping[str, str]
     """Their values by name."""
 
 
 def jobs() -> list[str]:
-    """Returns the address of every client, by client id: the entries of `DTENSOR_JOBS`.
+    """Return the address of every client, by client id: the entries of `DTENSOR_JOBS`.
 
     The list is empty in local mode, that is when the variable is unset or empty.
 
     Raises:
-        ConfigurationError: An entry is malformed or there twice, or BNS addresses are not sorted by task
+        ConfigurationError: An entry is malformed or a duplicate, or BNS addresses are not sorted by task
             number.
     """
     return list(read_jobs(_variables()))
 
 
 def num_clients() -> int:
-    """Returns the number of clients; 1 in local mode.
+    """Return the number of clients; 1 in local mode.
 
     Raises:
         ConfigurationError: `DTENSOR_JOBS` is malformed.
@@ -47,33 +47,33 @@ def num_clients() -> int:
 
 
 def client_id() -> int:
-    """Returns this client's id, from `DTENSOR_CLIENT_ID`: its index in `jobs()`, 0 by default.
+    """Return this client's id, from `DTENSOR_CLIENT_ID`: its index in `jobs()`, 0 by default.
 
     Raises:
-        ConfigurationError: It is not an integer from 0 to `num_clients() - 1`.
+        ConfigurationError: The variable is not an integer from 0 to `num_clients() - 1`.
     """
     return read_client_id(_variables(), len(jobs()))
 
 
 def job_name() -> str:
-    """Returns the job name that all clients share, from `DTENSOR_JOB_NAME`.
+    """Return the job name that all clients share, from `DTENSOR_JOB_NAME`.
 
     The default is `localhost` in local mode and `worker` otherwise.
 
     Raises:
-        ConfigurationError: The name cannot be part of a device name.
+        ConfigurationError: The name is not valid in a device name.
     """
     return read_job_name(_variables(), multi_client=bool(jobs()))
 
 
 def full_job_name(task_id: int | None = None) -> str:
-    """Returns the job, replica and task part of a client's device names, such as `worker/replica:0/task:1`.
+    """Return the job, replica and task part of a client's device names, such as `worker/replica:0/task:1`.
 
     Args:
-        task_id: Which client; this one if None.
+        task_id: Id of the client; this one if None.
 
     Raises:
-        ConfigurationError: There is no such client.
+        ConfigurationError: The client does not exist.
     """
     if task_id is None:
         task_id = client_id()
@@ -82,21 +82,21 @@ def full_job_name(task_id: int | None = None) -> str:
 
 
 def heartbeat_enabled() -> bool:
-    """Returns whether `DTENSOR_ENABLE_HEARTBEAT` is on, which is the default.
+    """Return whether `DTENSOR_ENABLE_HEARTBEAT` is on, which is the default.
 
-    This is for programs that ask; the coordination service detects dead clients in any case.
+    dmesh itself ignores the variable: the coordination service always detects dead clients.
 
     Raises:
-        ConfigurationError: The value is neither a yes nor a no.
+        ConfigurationError: The value is not a truth value.
     """
     return read_heartbeat(context.environment())
 
 
 def check_client_id(client: int, count: int) -> None:
-    """Refuses a number that is not one of `count` clients.
+    """Raise an error unless a number is the id of one of `count` clients.
 
     Raises:
-        ConfigurationError: It is not.
+        ConfigurationError: There is no such client.
     """
     try:
         known = not isinstance(client, bool) and 0 <= operator.index(client) < count
@@ -104,13 +104,11 @@ def check_client_id(client: int, count: int) -> None:
         known = False
     if not known:
         among = "the only client is 0" if count == 1 else f"the {count} clients are 0 to {count - 1}"
-        raise ConfigurationError(
-            f"there is no client {client!r}: {among}. DTENSOR_JOBS says which clients there are"
-        )
+        raise ConfigurationError(f"there is no client {client!r}: {among}. DTENSOR_JOBS lists the clients")
 
 
 def _variables() -> Mapping[str, str]:
-    """Returns the variables that say who is in the cluster, as they are or as they should be."""
+    """Return the environment with the `DTENSOR_*` variables of the found cluster."""
     environ, state = context.environment(), context.current_or_none()
     if state is not None:
         found = state.find(FoundVariables)
@@ -118,7 +116,7 @@ def _variables() -> Mapping[str, str]:
     elif environ.get("DTENSOR_JOBS", "").strip():
         return environ
     else:
-        # It knows resolvers, which know devices, which know this module.
+        # Imported here, because launchers import resolvers, which import devices, which import this module.
         cluster = importlib.import_module("dmesh.config.launchers").detect()
         instead = {} if cluster is None else cluster.variables(environ)
     if not instead:

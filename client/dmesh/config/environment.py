@@ -1,4 +1,4 @@
-"""Reading single variables of the environment: each refused by name if it is not what it must be."""
+"""Reading single environment variables; errors name the variable."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from dmesh.errors import ConfigurationError
 from dmesh.security.tokens import ADVICE, is_printable
 
 JOB_NAME_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
-"""Valid name of a job or a cluster; the coordination server has the same rule."""
+"""Pattern of the name of a job or a cluster; the coordination server has the same rule."""
 INTEGER = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
-"""Text of an integer."""
+"""Pattern of an integer."""
 LONGEST_TIME = 1e8
-"""Seconds; more than anybody waits."""
+"""Maximum of all times, seconds."""
 
 
 def text(environ: Mapping[str, str], variable: str) -> str | None:
-    """Returns a variable without white space around it; None if it is unset or empty."""
+    """Return a variable, stripped of white space; None if it is unset or empty."""
     return environ.get(variable, "").strip() or None
 
 
 def name(environ: Mapping[str, str], variable: str) -> str | None:
-    """Returns a variable that becomes part of device names; None if it is unset or empty.
+    """Return a variable that becomes part of device names; None if it is unset or empty.
 
     Raises:
-        ConfigurationError: It is something else.
+        ConfigurationError: The value is malformed.
     """
     raw = text(environ, variable)
     if raw is not None and not JOB_NAME_PATTERN.fullmatch(raw):
@@ -40,10 +40,10 @@ def name(environ: Mapping[str, str], variable: str) -> str | None:
 
 
 def address(environ: Mapping[str, str], variable: str) -> str | None:
-    """Returns a variable that is HOST:PORT; None if it is unset or empty.
+    """Return a variable that is HOST:PORT; None if it is unset or empty.
 
     Raises:
-        ConfigurationError: It is something else.
+        ConfigurationError: The value is malformed.
     """
     raw = text(environ, variable)
     if raw is not None:
@@ -52,10 +52,10 @@ def address(environ: Mapping[str, str], variable: str) -> str | None:
 
 
 def bind_host(environ: Mapping[str, str]) -> str | None:
-    """Returns `DMESH_BIND_HOST`, without brackets; None if it is unset or empty.
+    """Return `DMESH_BIND_HOST`, without brackets; None if it is unset or empty.
 
     Raises:
-        ConfigurationError: It is something else.
+        ConfigurationError: The value is malformed.
     """
     raw = text(environ, "DMESH_BIND_HOST")
     if raw is None:
@@ -70,10 +70,10 @@ def bind_host(environ: Mapping[str, str]) -> str | None:
 
 
 def interfaces(environ: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Returns the names in `DMESH_INTERFACES`, none for `0`; None if it is unset or empty.
+    """Return the names in `DMESH_INTERFACES`, none for `0`; None if it is unset or empty.
 
     Raises:
-        ConfigurationError: It is something else.
+        ConfigurationError: The value is malformed.
     """
     raw = text(environ, "DMESH_INTERFACES")
     if raw is None or raw == "0":
@@ -86,17 +86,17 @@ def interfaces(environ: Mapping[str, str]) -> tuple[str, ...] | None:
     ):
         raise ConfigurationError(
             f"DMESH_INTERFACES is {shown(raw)}; expected the names of 1 to {MOST_INTERFACES} different "
-            "network interfaces of this host, separated by commas, such as eth0,eth1, or 0 for none but that "
-            "of this client's own address"
+            "network interfaces of this host, separated by commas, such as eth0,eth1, or 0 for only the "
+            "interface of this client's address"
         )
     return names
 
 
 def token(environ: Mapping[str, str]) -> str | None:
-    """Returns `DMESH_TOKEN`; None if it is unset or empty.
+    """Return `DMESH_TOKEN`; None if it is unset or empty.
 
     Raises:
-        ConfigurationError: It is something else.
+        ConfigurationError: The value is malformed.
     """
     raw = text(environ, "DMESH_TOKEN")
     if raw is not None and not is_printable(raw):
@@ -108,10 +108,10 @@ def token(environ: Mapping[str, str]) -> str | None:
 
 
 def flag(environ: Mapping[str, str], variable: str) -> bool:
-    """Returns a variable as a truth value; False if it is unset or empty.
+    """Return a variable as a truth value; False if it is unset or empty.
 
     Raises:
-        ConfigurationError: It is something else.
+        ConfigurationError: The value is malformed.
     """
     raw = text(environ, variable)
     if raw is None or raw.lower() in ("0", "false", "no", "off"):
@@ -122,10 +122,10 @@ def flag(environ: Mapping[str, str], variable: str) -> bool:
 
 
 def number(environ: Mapping[str, str], variable: str, maximum: int, advice: str) -> int | None:
-    """Returns a variable as an integer from 1 to `maximum`; None if it is unset or empty.
+    """Return a variable as an integer from 1 to `maximum`; None if it is unset or empty.
 
     Raises:
-        ConfigurationError: It is something else.
+        ConfigurationError: The value is malformed.
     """
     raw = text(environ, variable)
     if raw is None:
@@ -140,10 +140,10 @@ def number(environ: Mapping[str, str], variable: str, maximum: int, advice: str)
 def optional_seconds(
     environ: Mapping[str, str], variable: str, minimum: float, maximum: float
 ) -> float | None:
-    """Returns a variable as a number of seconds within limits; None if it is unset or empty.
+    """Return a variable as a number of seconds within limits; None if it is unset or empty.
 
     Raises:
-        ConfigurationError: It is something else.
+        ConfigurationError: The value is malformed.
     """
     raw = text(environ, variable)
     if raw is None:
@@ -155,16 +155,16 @@ def optional_seconds(
     if not minimum <= seconds <= maximum:  # false for NaN, too
         raise ConfigurationError(
             f"{variable} is {shown(raw)}; expected a number of seconds from {minimum:g} to {maximum:.0f}, or "
-            "unset it for whatever the cluster has"
+            "unset it to use the cluster's"
         )
     return seconds
 
 
 def seconds(environ: Mapping[str, str], variable: str, default: float) -> float:
-    """Returns a variable as a number of seconds greater than 0, or a default.
+    """Return a variable as a number of seconds greater than 0, or a default.
 
     Raises:
-        ConfigurationError: It is something else.
+        ConfigurationError: The value is malformed.
     """
     raw = text(environ, variable)
     if raw is None:

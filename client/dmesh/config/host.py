@@ -1,6 +1,6 @@
 """Processes of this host: identity, existence, listening ports; and its NUMA nodes.
 
-Linux only; elsewhere nothing is known.
+Linux only; on other systems the functions return empty values.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 _STATE, _THREADS, _START_TIME = 0, 17, 19
-"""Fields of /proc/PID/stat, counted after the program's name."""
+"""Indices of fields in /proc/PID/stat, counted after the program's name."""
 
 
 _LISTENS = "0A"
@@ -29,22 +29,22 @@ class Listener:
     pid: int
     """Its id."""
     program: str
-    """What it runs; empty if that cannot be seen."""
+    """Its program; empty if unknown."""
 
     def describe(self) -> str:
-        """Return it in words: `dmesh serve (pid 4711)`."""
+        """Return its description: `dmesh serve (pid 4711)`."""
         return f"{self.program or 'a process'} (pid {self.pid})"
 
 
 def listener_on(port: int) -> Listener | None:
-    """Returns the process that listens on a TCP port of this host; None if that cannot be seen.
+    """Return the process that listens on a TCP port of this host; None if unknown.
 
-    The kernel shows the sockets of other users' processes to root alone.
+    The kernel shows the sockets of other users' processes only to root.
     """
     inodes = set(_listening_inodes(port))
     for entry in _PROC.glob("[0-9]*") if inodes else ():
         pid = int(entry.name)
-        with contextlib.suppress(OSError):  # it has ended, or is not ours to see
+        with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             for descriptor in (entry / "fd").iterdir():
                 if os.readlink(descriptor) in inodes:
                     return Listener(pid, _program(pid))
@@ -52,7 +52,7 @@ def listener_on(port: int) -> Listener | None:
 
 
 def _listening_inodes(port: int) -> Iterator[str]:
-    """Yields the sockets that listen on a port, as `/proc/PID/fd` names them."""
+    """Yield the names of the sockets that listen on a port, as in `/proc/PID/fd`."""
     for table in ("tcp", "tcp6"):
         try:
             lines = (_PROC / "net" / table).read_text(encoding="ascii").splitlines()[1:]
@@ -65,7 +65,7 @@ def _listening_inodes(port: int) -> Iterator[str]:
 
 
 def _program(pid: int) -> str:
-    """Returns what a process runs, without its arguments, which may be secrets: `train.py`, `dmesh serve`."""
+    """Return the program of a process without arguments, which may be secrets: `train.py`, `dmesh serve`."""
     try:
         raw = (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")[:_MOST_ARGUMENTS]
     except OSError:
@@ -82,9 +82,9 @@ def _program(pid: int) -> str:
 
 
 def boot_id() -> str:
-    """Returns the random identity of the running kernel, or an empty string where there is none.
+    """Return the random identity of the running kernel; empty if unknown.
 
-    Two processes with the same one are on the same machine, whatever their host names say.
+    Processes with the same identity are on the same machine, even if they see different host names.
     """
     try:
         return (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -93,9 +93,9 @@ def boot_id() -> str:
 
 
 def pid_namespace() -> str:
-    """Returns the identity of this process's pid namespace, or an empty string if it is not known.
+    """Return the identity of this process's pid namespace; empty if unknown.
 
-    Process ids mean the same process only where boot id and pid namespace are equal.
+    Process ids are comparable only if boot id and pid namespace are equal.
     """
     try:
         # A /proc of another namespace would show other processes under the same ids.
@@ -105,9 +105,9 @@ def pid_namespace() -> str:
 
 
 def network_namespace() -> str:
-    """Returns the identity of this process's network namespace, or an empty string if it is not known.
+    """Return the identity of this process's network namespace; empty if unknown.
 
-    Two processes have one loopback interface only where boot id and network namespace are equal.
+    Two processes share a loopback interface only if boot id and network namespace are equal.
     """
     try:
         return os.readlink(_PROC / "self/ns/net")
@@ -116,47 +116,47 @@ def network_namespace() -> str:
 
 
 def start_ticks(pid: int) -> int:
-    """Returns when a process started, in clock ticks since the boot; 0 if that is not known.
+    """Return the start time of a process, in clock ticks since the boot; 0 if unknown.
 
-    A process id is used again, the pair of id and start is not.
+    Process ids are reused, but a pair of id and start time is unique.
     """
     fields = _stat(pid)
     return int(fields[_START_TIME]) if fields else 0
 
 
 def is_gone(pid: int, started: int) -> bool:
-    """Tells whether a process has certainly ended.
+    """Return whether a process has certainly ended.
 
     Args:
         pid: Its id, in this process's pid namespace.
-        started: What `start_ticks` said of it; 0 if that is not known.
+        started: Its `start_ticks`; 0 if unknown.
 
     Returns:
-        True if there is no such process, another one has its id, or it waits as a zombie to be reaped.
+        True if the process does not exist, another one has its id, or it is a zombie.
     """
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
     except (OSError, OverflowError):
-        pass  # it exists, and belongs to somebody else
+        pass  # it exists, and belongs to another user
     fields = _stat(pid)
     if not fields:
-        return False  # not ours to see
+        return False  # /proc does not show it to this user
     if started and int(fields[_START_TIME]) != started:
         return True
-    # The first thread may have ended before the others: then the process is there.
+    # If only the main thread has ended, the process still exists.
     return fields[_STATE] in ("Z", "X") and int(fields[_THREADS]) <= 1
 
 
 def own_cpus() -> frozenset[int]:
-    """Returns the CPUs on which this process may run; all where the system does not say."""
+    """Return the CPUs on which this process may run; all of them if the system does not tell."""
     known = hasattr(os, "sched_getaffinity")
     return frozenset(os.sched_getaffinity(0) if known else range(os.cpu_count() or 1))
 
 
 def numa_nodes(root: Path = Path("/")) -> dict[int, frozenset[int]]:
-    """Returns the CPUs of each NUMA node, by number; none where /sys does not show them.
+    """Return the CPUs of each NUMA node, by number; empty if /sys does not show them.
 
     Args:
         root: The root of the file system.
@@ -167,18 +167,18 @@ def numa_nodes(root: Path = Path("/")) -> dict[int, frozenset[int]]:
 
 
 def own_nodes(root: Path = Path("/"), allowed: Collection[int] | None = None) -> dict[int, frozenset[int]]:
-    """Returns the CPUs of each NUMA node on which this process may run, by number, without nodes of none.
+    """Return the CPUs of each NUMA node on which this process may run, by number, without empty nodes.
 
     Args:
         root: The root of the file system.
-        allowed: CPUs that may be used; None for what the system says of this process.
+        allowed: CPUs that may be used; None for those of this process.
     """
     usable = own_cpus() if allowed is None else frozenset(allowed)
     return {node: found for node, cpus in numa_nodes(root).items() if (found := cpus & usable)}
 
 
 def cores(cpus: Collection[int], root: Path = Path("/")) -> list[frozenset[int]]:
-    """Returns some CPUs core by core, those of one core together; each for itself where /sys does not say.
+    """Group CPUs by core; each CPU is its own group if /sys does not show the cores.
 
     Args:
         cpus: Numbers of the CPUs.
@@ -194,7 +194,7 @@ def cores(cpus: Collection[int], root: Path = Path("/")) -> list[frozenset[int]]
 
 
 def _cpu_list(path: Path) -> frozenset[int] | None:
-    """Returns the CPUs in a file such as `0-3,8-11`; None if it cannot be read."""
+    """Return the CPUs in a file such as `0-3,8-11`; None if it cannot be read."""
     try:
         ranges = [
             entry.partition("-") for entry in path.read_text(encoding="ascii").strip().split(",") if entry
@@ -207,11 +207,11 @@ def _cpu_list(path: Path) -> frozenset[int] | None:
 
 
 def _stat(pid: int) -> list[str]:
-    """Returns the fields of /proc/PID/stat behind the program's name; none if they cannot be read."""
+    """Return the fields of /proc/PID/stat after the program's name; none if they cannot be read."""
     try:
         text = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return []
-    # The name may contain spaces and parentheses; nothing after the last ")" does.
+    # The name may have spaces and parentheses, but there are none after its closing ")".
     fields = text.rpartition(")")[2].split()
     return fields if len(fields) > _START_TIME else []

@@ -1,4 +1,4 @@
-"""Network interfaces of this host, as /sys shows them. Linux only; elsewhere there are none."""
+"""Network interfaces of this host, from /sys. Linux only; on other systems there are none."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Address = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 """IP address with the length of its network's prefix."""
 
 NAME_PATTERN = re.compile(r"[^\s/,]{1,15}")
-"""Valid name of an interface."""
+"""Pattern of an interface's name."""
 
 MOST_INTERFACES = 8
-"""Interfaces that one client uses, as many as a connection has streams at most."""
+"""Maximum number of interfaces of one client: the maximum number of streams of a connection."""
 
 _ETHERNET, _INFINIBAND = 1, 32
 _UP = 0x1  # of an interface's flags
@@ -41,13 +41,13 @@ class Interface:
     """Megabits per second, as the driver reports it; 0 if unknown."""
 
     def describe(self) -> str:
-        """Returns its name, address and speed for people."""
+        """Return its name, address and speed as text."""
         speed = f", {self.speed} Mbit/s" if self.speed else ""
         return f"{self.name} ({self.address}{speed})"
 
 
 def _ipv4(name: str) -> Address | None:
-    """Asks the kernel for the first IPv4 address of an interface, which /sys does not show."""
+    """Return the first IPv4 address of an interface from the kernel; /sys does not show it."""
     request = struct.pack("256s", name.encode())
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
@@ -61,7 +61,7 @@ def _ipv4(name: str) -> Address | None:
 def look_at(
     name: str, root: Path = Path("/"), ipv4: Callable[[str], Address | None] = _ipv4
 ) -> Interface | str:
-    """Returns an interface, or why it cannot be used.
+    """Return an interface, or the reason why it cannot be used.
 
     Args:
         name: Its name.
@@ -71,7 +71,7 @@ def look_at(
     folder = root / "sys/class/net" / name
     if not folder.is_dir():
         return "this host has no such interface"
-    # Not by `operstate`, which says "down" for up to a second after an interface has come up.
+    # Not `operstate`, which stays "down" for up to a second after an interface comes up.
     if not int(_read(folder / "flags") or "0", 16) & _UP or _read(folder / "carrier") != "1":
         return "it is down"
     address = ipv4(name) or _ipv6(root, name)
@@ -81,10 +81,10 @@ def look_at(
 
 
 def usable(root: Path = Path("/"), ipv4: Callable[[str], Address | None] = _ipv4) -> tuple[Interface, ...]:
-    """Returns the interfaces by which other hosts can be reached, by name.
+    """Return the interfaces over which other hosts can be reached, sorted by name.
 
-    These are Ethernet and InfiniBand interfaces with a link and an address of a network, but no loopback,
-    bridge, tunnel, nor one on top of another, such as a VLAN; a bond counts, its members do not.
+    These are Ethernet and InfiniBand interfaces with a link and a network address; a bond instead of its
+    members. Loopback, bridges, tunnels, and interfaces on top of others, such as VLANs, are excluded.
 
     Args:
         root: The root of the file system.
@@ -99,7 +99,7 @@ def _is_card(folder: Path) -> bool:
     stacked = any(folder.glob("lower_*")) and not (folder / "bonding").exists()
     return (
         _read(folder / "type") in (str(_ETHERNET), str(_INFINIBAND))
-        and _read(folder / "operstate") != "unknown"  # as that of a tunnel or a dummy is
+        and _read(folder / "operstate") != "unknown"  # "unknown" is the state of tunnels and dummies
         and not (stacked or (folder / "bridge").exists())
     )
 
@@ -109,7 +109,7 @@ def _leads_out(address: Address) -> bool:
 
 
 def check_exists(names: tuple[str, ...], root: Path = Path("/")) -> None:
-    """Refuses names of which this host has no interface.
+    """Raise an error for names of interfaces that this host does not have.
 
     Args:
         names: `DMESH_INTERFACES`.
@@ -122,8 +122,8 @@ def check_exists(names: tuple[str, ...], root: Path = Path("/")) -> None:
     for name in names:
         if name not in there:
             raise ConfigurationError(
-                f"DMESH_INTERFACES names {name}, which is no network interface of this host; it has "
-                f"{', '.join(there) or 'none that /sys shows'}. Correct the name, or unset the variable"
+                f"DMESH_INTERFACES names {name}, which is not a network interface of this host; it has "
+                f"{', '.join(there) or 'none in /sys'}. Correct the name, or unset the variable"
             )
 
 
@@ -138,5 +138,5 @@ def _ipv6(root: Path, name: str) -> Address | None:
 def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="ascii").strip()
-    except OSError:  # not there; or, of a link's speed, not known while it is down
+    except OSError:  # the file does not exist; or it is `speed`, which is unknown while the link is down
         return ""

@@ -1,7 +1,7 @@
-"""The cluster that this process was started for, where `DTENSOR_JOBS` does not name it.
+"""The cluster of this process if `DTENSOR_JOBS` does not describe it.
 
-A cluster resolver that the program gives comes first, then `DTENSOR_JOBS`, then whatever launcher has left
-its signs in the environment. `DMESH_LAUNCHER` names one of those, or `none`.
+A cluster resolver passed by the program has priority, then `DTENSOR_JOBS`, then the first launcher detected
+in the environment. `DMESH_LAUNCHER` names a launcher, or `none`.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ LAUNCHERS: Mapping[str, tuple[str, str]] = {
     "slurm": ("SLURM_STEP_NUM_TASKS", "a Slurm step"),
     "kubernetes": ("KUBERNETES_SERVICE_HOST", "Kubernetes"),
 }
-"""The launchers that are looked for, the innermost first: mpirun and torchrun are started in a Slurm step,
-and inherit its variables; who sets `TF_CONFIG` there means it. For each, by the name of its module in
-`distribute.cluster_resolver`, the variable without which it is not there, and what people call it. The module
-has a function `detected`, which returns a resolver, or None if this process is not one of several."""
+"""Launchers in the order of detection, innermost first: mpirun and torchrun may run in a Slurm step and
+inherit its variables, and `TF_CONFIG` may be set there on purpose. The key is the name of a module in
+`distribute.cluster_resolver`, the value a variable that the launcher always sets, and a description for
+messages. The module's function `detected` returns a resolver, or None if this process was started alone."""
 
 _ASIDE = ("ps", "evaluator", "coordinator")
-"""Jobs of TensorFlow's whose tasks take no part in the clients' computation."""
+"""TensorFlow's jobs whose tasks are not clients."""
 _LEADERS = ("chief", "master")
-"""Jobs of TensorFlow's whose one task is the first of the workers."""
+"""TensorFlow's jobs whose only task is the first worker."""
 
 
 @dataclass(frozen=True)
@@ -43,25 +43,25 @@ class FoundCluster:
     """A cluster that this process belongs to."""
 
     jobs: tuple[str, ...]
-    """Address of every client; a name that does not exist for those of which it is not known yet."""
+    """Address of every client; a placeholder (`unknown_address`) for unknown ones."""
     client_id: int
     """Index of this process among them."""
     job_name: str
     """Name of their job."""
     source: str
-    """Origin of this description, for people."""
+    """Origin of this description, for messages."""
     own_address: str | None = None
     """This client's address, if it is not in `jobs`."""
     takes_any_task: bool = False
-    """True if the coordinator is to choose this client's id; `client_id` does not count then."""
+    """True if the coordinator chooses this client's id; `client_id` is then ignored."""
 
     reason: str = ""
-    """Reason for looking for it, if the program has not asked; then the user may name the job otherwise."""
+    """Why it was detected, if the program passed no resolver; `DTENSOR_JOB_NAME` may then rename the job."""
     resolver: ClusterResolver | None = None
-    """The resolver that has found it, if one has."""
+    """The resolver that found it; None if there was none."""
 
     def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Returns the `DTENSOR_*` variables that say the same, to be put over those of `environ`."""
+        """Return the equivalent `DTENSOR_*` variables, which override those of `environ`."""
         named = environ.get("DTENSOR_JOB_NAME", "").strip() if self.reason else ""
         return {
             "DTENSOR_JOBS": ",".join(self.jobs),
@@ -71,15 +71,15 @@ class FoundCluster:
 
 
 def find_cluster(resolver: ClusterResolver | None) -> FoundCluster | None:
-    """Returns the cluster that this process is to join, unless it is the one in `DTENSOR_JOBS`, or none.
+    """Return the cluster that this process joins; None for that of `DTENSOR_JOBS`, or for no cluster.
 
     Args:
-        resolver: What the program has given.
+        resolver: Cluster resolver passed by the program.
 
     Raises:
-        ArgumentTypeError: It is not a ClusterResolver.
-        ConfigurationError: What it says, or what a launcher has left, is not a cluster of clients.
-        DMeshError: The resolver's own error.
+        ArgumentTypeError: `resolver` is not a ClusterResolver.
+        ConfigurationError: The resolver or the launcher does not describe a cluster of clients.
+        DMeshError: An error of the resolver.
     """
     if resolver is None:
         found = detect()
@@ -98,19 +98,19 @@ def find_cluster(resolver: ClusterResolver | None) -> FoundCluster | None:
     check_resolver(resolver)
     found = _cluster_of(resolver, type(resolver).__name__)
     logger.info(
-        "%s says that this is %s%s",
+        "according to %s, this is %s%s",
         type(resolver).__name__,
-        "a process of its own" if found is None else f"client {found.client_id} of {len(found.jobs)}",
+        "a single process" if found is None else f"client {found.client_id} of {len(found.jobs)}",
         "; DTENSOR_JOBS is ignored" if context.environment().get("DTENSOR_JOBS", "").strip() else "",
     )
     return found
 
 
 def check_resolver(resolver: object) -> None:
-    """Refuses what is neither a cluster resolver nor None.
+    """Raise an error unless an argument is a cluster resolver or None.
 
     Raises:
-        ArgumentTypeError: It is something else.
+        ArgumentTypeError: The argument has another type.
     """
     if resolver is not None and not isinstance(resolver, ClusterResolver):
         raise ArgumentTypeError(
@@ -120,13 +120,15 @@ def check_resolver(resolver: object) -> None:
 
 
 def detect() -> FoundCluster | None:
-    """Returns the cluster whose launcher has started this process; None if there is none, or nobody asks.
+    """Return the cluster of the launcher that started this process; None if there is none.
 
-    `DTENSOR_JOBS` says that somebody knows better, as does `DMESH_LAUNCHER=none`.
+    `DTENSOR_JOBS` and `DMESH_LAUNCHER=none` switch the detection off.
 
     Raises:
-        ConfigurationError: `DMESH_LAUNCHER` is malformed, or what the launcher has left is not a cluster.
-        ResolverError: The launcher that `DMESH_LAUNCHER` names is not there, or something of it is missing.
+        ConfigurationError: `DMESH_LAUNCHER` is malformed, or the launcher's variables do not describe a
+            cluster.
+        ResolverError: The launcher named by `DMESH_LAUNCHER` did not start this process, or a variable is
+            missing.
     """
     environ = context.environment()
     if environ.get("DTENSOR_JOBS", "").strip():
@@ -137,8 +139,8 @@ def detect() -> FoundCluster | None:
     wanted = environ.get("DMESH_LAUNCHER", "").strip().lower() or "auto"
     if wanted not in ("auto", "none", *LAUNCHERS):
         raise ConfigurationError(
-            f"DMESH_LAUNCHER is {shown(wanted)}; expected auto, none or one of {', '.join(LAUNCHERS)}: "
-            "what started this process. Unset it for the default, auto"
+            f"DMESH_LAUNCHER is {shown(wanted)}; expected the launcher of this process: auto, none or one of "
+            f"{', '.join(LAUNCHERS)}. Unset it for the default, auto"
         )
     for name, (sign, title) in LAUNCHERS.items():
         if wanted != name and (wanted != "auto" or not environ.get(sign, "").strip()):
@@ -150,14 +152,14 @@ def detect() -> FoundCluster | None:
             found = None if resolver is None or aside else _cluster_of(resolver, title)
         except DMeshError as error:
             raise type(error)(
-                f"{error}. This was looked for because {reason}; set DMESH_LAUNCHER=none to run alone, or "
-                "DTENSOR_JOBS to HOST:PORT of every client"
+                f"{error}. dmesh looked for this launcher because {reason}; set DMESH_LAUNCHER=none to run "
+                "alone, or DTENSOR_JOBS to HOST:PORT of every client"
             ) from error
         if found is not None and len(found.jobs) > 1:
             return replace(found, reason=reason)
         logger.debug("%s, but this process is not one of several started by %s", reason, title)
         if wanted == "auto" and resolver is not None:
-            return None  # it knows that this process works for itself; an outer launcher does not
+            return None  # this process runs alone, whatever an outer launcher's variables say
     if wanted not in ("auto", "none"):
         sign, title = LAUNCHERS[wanted]
         raise ConfigurationError(
@@ -168,12 +170,12 @@ def detect() -> FoundCluster | None:
 
 
 def _of_a_number(environ: Mapping[str, str]) -> FoundCluster | None:
-    """Returns the cluster of `DMESH_NUM_CLIENTS` clients that meet at a coordinator; None if it is not set.
+    """Return the cluster of `DMESH_NUM_CLIENTS` clients, which meet at a coordinator; None if it is not set.
 
     Raises:
-        ConfigurationError: It, `DTENSOR_CLIENT_ID` or `DMESH_PORT_BASE` is malformed, or there is no
-            coordinator.
-        ResolverError: There is no way to the coordinator.
+        ConfigurationError: `DMESH_NUM_CLIENTS`, `DTENSOR_CLIENT_ID` or `DMESH_PORT_BASE` is malformed, or
+            there is no coordinator.
+        ResolverError: This host has no route to the coordinator.
     """
     count = read_num_clients(environ)
     if count is None:
@@ -203,15 +205,15 @@ def _of_a_number(environ: Mapping[str, str]) -> FoundCluster | None:
 def load_settings(
     resolver: ClusterResolver | None, backend: object
 ) -> tuple[Settings, Mapping[str, str], ClusterResolver | None]:
-    """Reads and checks the settings of this process, with the cluster that it is to join.
+    """Read and check the settings of this process, with the cluster that it joins.
 
     Args:
-        resolver: What the program has given, before `DTENSOR_JOBS` and launchers.
-        backend: Comes before `DMESH_BACKEND`, if it is not None.
+        resolver: Cluster resolver passed by the program; overrides `DTENSOR_JOBS` and launchers.
+        backend: Overrides `DMESH_BACKEND`, if it is not None.
 
     Returns:
-        The settings; the `DTENSOR_*` variables whose values are not the environment's; and the resolver that
-        has given them, the program's or a launcher's.
+        The settings; the `DTENSOR_*` variables that override the environment; and their resolver, the
+        program's or the launcher's.
 
     Raises:
         DMeshError: See `find_cluster` and `Settings.load`.
@@ -226,7 +228,9 @@ def load_settings(
         read_client_id(instead, len(read_jobs(instead)))
         read_job_name(instead, multi_client=True)
     except ConfigurationError as error:
-        raise type(error)(f"{error}. The value is {found.source}'s, not one of the environment") from error
+        raise type(error)(
+            f"{error}. The value comes from {found.source}, not from the environment"
+        ) from error
     settings = Settings.load({**environ, **instead}, backend=backend)
     origins = {**settings.origins, **dict.fromkeys(("jobs", "client_id", "job_name"), found.source)}
     settings = replace(
@@ -245,8 +249,8 @@ def _cluster_of(resolver: ClusterResolver, source: str) -> FoundCluster | None:
     task_type = resolver.task_type or job_name
     if task_type not in clients:
         raise ConfigurationError(
-            f"{source} says that this is a task of job {task_type!r}, but clients are the tasks of "
-            f"{' and '.join(map(repr, clients))}. Do not initialize the accelerator system in other tasks"
+            f"according to {source}, this is a task of job {task_type!r}, but only tasks of "
+            f"{' and '.join(map(repr, clients))} are clients. Do not initialize the system in other tasks"
         )
     total = resolver.num_processes
     if total is None:
@@ -255,7 +259,7 @@ def _cluster_of(resolver: ClusterResolver, source: str) -> FoundCluster | None:
         task = _task_id(resolver, spec.num_tasks(task_type), len(addresses), source)
         return FoundCluster(tuple(addresses), start + task, job_name, source, resolver=resolver)
     task = _task_id(resolver, total, total, source)
-    # The list must be the same in all clients, whatever else each of them knows.
+    # The list must be the same in all clients, so it leaves out addresses that only some of them know.
     listed = [unknown_address(index) for index in range(total)]
     if not context.environment().get("DMESH_COORDINATOR", "").strip():
         listed[0] = spec.task_address(job_name, 0)
@@ -264,7 +268,7 @@ def _cluster_of(resolver: ClusterResolver, source: str) -> FoundCluster | None:
 
 
 def _client_jobs(jobs: list[str], source: str) -> list[str]:
-    """Returns the jobs whose tasks are clients, in order; the last one names them all."""
+    """Return the jobs whose tasks are clients, in order; the last one is the job name of all clients."""
     if len(jobs) == 1:
         return jobs
     taking_part = [job for job in jobs if job not in _ASIDE]
@@ -274,8 +278,8 @@ def _client_jobs(jobs: list[str], source: str) -> list[str]:
     if len(taking_part) == 2 and len(leaders) == 1 and "worker" in taking_part:
         return [*leaders, "worker"]
     raise ConfigurationError(
-        f"{source} has the jobs {', '.join(map(repr, jobs))}; clients are the tasks of one job, or of a "
-        "chief and workers. Pass a resolver of one job"
+        f"{source} has the jobs {', '.join(map(repr, jobs))}, but clients must be tasks of one job, or of a "
+        "chief and workers. Pass a resolver with one job"
     )
 
 
@@ -301,12 +305,12 @@ def _task_id(resolver: ClusterResolver, of_job: int, of_all: int, source: str) -
             task = 0
         else:
             raise ConfigurationError(
-                f"{source} does not say which of the {of_all} clients this process is; set task_id of the "
-                "resolver, or DTENSOR_CLIENT_ID"
+                f"{source} does not determine which of the {of_all} clients this process is. Set task_id of "
+                "the resolver, or DTENSOR_CLIENT_ID"
             )
     if isinstance(task, bool) or not isinstance(task, int) or not 0 <= task < of_job:
         raise ConfigurationError(
-            f"{source} says that this process is task {task!r:.200} of {of_job}; expected an integer from 0 "
-            f"to {of_job - 1}"
+            f"according to {source}, this process is task {task!r:.200} of {of_job}; expected an integer "
+            f"from 0 to {of_job - 1}"
         )
     return task

@@ -1,8 +1,8 @@
-"""Settings of this process from the environment: one frozen value, checked as a whole before anything starts.
+"""Settings of this process from the environment: one frozen object, checked as a whole before any use.
 
-The `DTENSOR_*` variables are TensorFlow's and mean what its documentation says; the `DMESH_*` variables are
-ours. An unset variable and an empty one are the same thing. Each variable has a function of its own here,
-because `dmesh.config` reads single ones at every call and must not stumble over another variable's mistake.
+The `DTENSOR_*` variables have the meaning that TensorFlow documents; the `DMESH_*` variables are dmesh's.
+Empty variables count as unset. Variables that `dmesh.config` reads one by one have their own functions here,
+so that it does not fail because of another variable.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from dmesh.config.environment import JOB_NAME_PATTERN as JOB_NAME_PATTERN  # lik
 from dmesh.errors import ConfigurationError
 
 RESTART_POLICIES = ("fail-fast", "rejoin")
-"""Restart policies: after a client's loss the job fails for all, or another process may take its place."""
+"""Restart policies: a lost client fails the job, or another process may replace it."""
 
 FOLDINGS = ("host", "rank", "any")
-"""Orders in which reductions fold; see `collectives.tuning.Tuning`."""
+"""Orders of reductions; see `collectives.tuning.Tuning`."""
 
 BACKENDS = ("tcp", "mpi")
 """Backends of the data plane."""
@@ -30,97 +30,97 @@ BACKENDS = ("tcp", "mpi")
 _LONGEST_LEASE = 3600.0
 _MOST_SHARED_MEMORY = 2**24
 MOST_CPU_DEVICES = 65_536
-"""Logical CPU devices that one client may have."""
+"""Maximum number of logical CPU devices of one client."""
 MOST_CLIENTS = 100_000
-"""Clients that `DMESH_NUM_CLIENTS` may ask for: what a coordination server has room for."""
+"""Maximum of `DMESH_NUM_CLIENTS`: the capacity of a coordination server."""
 _DEFAULT = "default"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that `initialize_accelerator_system` takes from the environment."""
+    """All settings that `initialize_accelerator_system` takes from the environment."""
 
     jobs: tuple[str, ...] = ()
     """`DTENSOR_JOBS`: HOST:PORT of every client, by client id. Empty in local mode."""
     own_address: str | None = None
-    """Address of this client, if a launcher has started it that does not know all addresses."""
+    """Address of this client, if its launcher does not know all addresses."""
     client_id: int = 0
-    """`DTENSOR_CLIENT_ID`: which of them this process is."""
+    """`DTENSOR_CLIENT_ID`: index of this process in `jobs`."""
     takes_any_task: bool = False
-    """True if `client_id` stands for any free one, until the coordinator has chosen."""
+    """True if the coordinator chooses the client id; `client_id` is then provisional."""
     job_name: str = "localhost"
     """`DTENSOR_JOB_NAME`: the job part of device names; `localhost` in local mode, otherwise `worker`."""
     heartbeat: bool = True
-    """`DTENSOR_ENABLE_HEARTBEAT`: what `heartbeat_enabled()` answers. Leases are kept alive in any case."""
+    """`DTENSOR_ENABLE_HEARTBEAT`: result of `heartbeat_enabled()`. Heartbeats are always sent."""
     parallel_executor: str = ""
-    """`DTENSOR_USE_PARALLEL_EXECUTOR`: `pw` asks for Pathways; NumPy computes in any case."""
+    """`DTENSOR_USE_PARALLEL_EXECUTOR`: `pw` requests Pathways, which dmesh does not have."""
     coordinator: str | None = None
     """`DMESH_COORDINATOR`: HOST:PORT of a standalone coordination server. None: client 0 hosts one."""
     cluster: str = "default"
     """`DMESH_CLUSTER`: name of the cluster on that server."""
     backend: str = "tcp"
-    """`DMESH_BACKEND`: what carries the data plane, `tcp` or `mpi`."""
+    """`DMESH_BACKEND`: backend of the data plane, `tcp` or `mpi`."""
     data_port: int | None = None
-    """`DMESH_DATA_PORT`: where client 0 listens for its peers while it hosts the server. None: any port."""
+    """`DMESH_DATA_PORT`: port on which client 0 listens for peers if it hosts the server. None: any port."""
     bind_host: str | None = None
     """`DMESH_BIND_HOST`: local address to listen on. None: the host of this client's `DTENSOR_JOBS` entry."""
     interfaces: tuple[str, ...] | None = None
-    """`DMESH_INTERFACES`: network interfaces for the arrays; empty for that of the own address alone. None:
-    all that are as fast as that one, if this client listens on all anyway."""
+    """`DMESH_INTERFACES`: network interfaces for arrays; empty for only that of this client's address. None:
+    all interfaces of the same speed, if this client listens on all addresses."""
     token: str | None = field(default=None, repr=False)
-    """`DMESH_TOKEN`: what this process shows the coordination server, and the shared secret of the clients
-    when there is none. Never shown."""
+    """`DMESH_TOKEN`: token for the coordination server; without a server, the shared secret of the clients.
+    Never shown."""
     token_file: str | None = None
-    """`DMESH_TOKEN_FILE`: file that has the token. None: `~/.config/dmesh/token`, if there is one."""
+    """`DMESH_TOKEN_FILE`: file with the token. None: `~/.config/dmesh/token`, if it exists."""
     tls_ca: str | None = None
-    """`DMESH_TLS_CA`: PEM file of the authority behind everybody's certificates. None: no TLS."""
+    """`DMESH_TLS_CA`: PEM file of the authority that signed all certificates. None: no TLS."""
     tls_cert: str | None = None
     """`DMESH_TLS_CERT`: PEM file of this process's own certificate."""
     tls_key: str | None = None
-    """`DMESH_TLS_KEY`: PEM file of the key to it."""
+    """`DMESH_TLS_KEY`: PEM file of its private key."""
     tls_server_name: str | None = None
-    """`DMESH_TLS_SERVER_NAME`: name in the coordinator's certificate, if its address has another one."""
+    """`DMESH_TLS_SERVER_NAME`: name in the coordinator's certificate, if it differs from the address."""
     peer_tls: bool = False
-    """`DMESH_PEER_TLS`: encrypt what peers send each other, with the certificates above."""
+    """`DMESH_PEER_TLS`: whether to encrypt the traffic between peers, with the certificates above."""
     insecure: bool = False
-    """`DMESH_INSECURE`: host the server where others can reach it, without TLS or without a token."""
+    """`DMESH_INSECURE`: whether a server that other hosts can reach may run without TLS or a token."""
     num_cpu_devices: int | None = None
-    """`DMESH_NUM_CPU_DEVICES`: logical CPU devices if the program does not say. None: as many as needed."""
+    """`DMESH_NUM_CPU_DEVICES`: default number of logical CPU devices. None: as many as needed."""
     native: bool | None = None
-    """`DMESH_NATIVE`: whether to use the native core. None: if this installation has it."""
+    """`DMESH_NATIVE`: whether to use the native core. None: use it if it is installed."""
     init_timeout: float = 300.0
-    """`DMESH_INIT_TIMEOUT`: how long to wait for the other clients, seconds."""
+    """`DMESH_INIT_TIMEOUT`: time limit for all clients to join, seconds."""
     shutdown_timeout: float = 60.0
-    """`DMESH_SHUTDOWN_TIMEOUT`: how long a shutdown waits for the other clients, seconds."""
+    """`DMESH_SHUTDOWN_TIMEOUT`: time that a shutdown waits for the other clients, seconds."""
     collective_timeout: float = 300.0
-    """`DMESH_COLLECTIVE_TIMEOUT`: how long a collective without its own timeout may take, seconds."""
+    """`DMESH_COLLECTIVE_TIMEOUT`: default timeout of collectives, seconds."""
     shared_memory: int = 1024
-    """`DMESH_SHARED_MEMORY`: most memory that this client shares with others on its host, MiB; 0 for none."""
+    """`DMESH_SHARED_MEMORY`: maximum memory of this client that others on its host share, MiB; 0 for none."""
     tuning: str | None = None
-    """`DMESH_TUNING`: file that `dmesh tune` has written, or 0 for the shipped defaults. None:
-    `~/.config/dmesh/tuning.json`, if there is one."""
+    """`DMESH_TUNING`: file written by `dmesh tune`, or 0 for the built-in defaults. None:
+    `~/.config/dmesh/tuning.json`, if it exists."""
     folding: str | None = None
-    """`DMESH_FOLDING`: order in which reductions fold, `rank`, `host` or `any`. None: that of the tuning."""
+    """`DMESH_FOLDING`: order of reductions, `rank`, `host` or `any`. None: that of the tuning."""
     restart_policy: str | None = None
-    """`DMESH_RESTART_POLICY`: `fail-fast` or `rejoin`. None: whatever the cluster has."""
+    """`DMESH_RESTART_POLICY`: `fail-fast` or `rejoin`. None: the cluster's."""
     heartbeat_interval: float | None = None
-    """`DMESH_HEARTBEAT_INTERVAL`: seconds between heartbeats. None: whatever the cluster has."""
+    """`DMESH_HEARTBEAT_INTERVAL`: seconds between heartbeats. None: the cluster's."""
     lease: float | None = None
-    """`DMESH_LEASE`: silence that makes a client blocked or lost, seconds. None: what the cluster has."""
+    """`DMESH_LEASE`: silence after which a client is blocked or lost, seconds. None: the cluster's."""
     stuck_after: float | None = None
-    """`DMESH_STUCK_AFTER`: how long others wait for a client before it is asked what it does, seconds; 0 for
-    ever. None: whatever the cluster has."""
+    """`DMESH_STUCK_AFTER`: time others wait for a client before it counts as stuck, seconds; 0 to switch this
+    off. None: the cluster's."""
     trace: str | None = None
     """`DMESH_TRACE`: directory into which each client writes a trace of its calls. None: no trace."""
     otel: bool = False
-    """`DMESH_OTEL`: whether to make OpenTelemetry spans; where they go is said by the `OTEL_*` variables."""
+    """`DMESH_OTEL`: whether to make OpenTelemetry spans; the `OTEL_*` variables configure their export."""
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
-    """Origin of each field's value: `default`, `environment variable NAME`, `argument NAME`, or the
-    launcher or resolver that has said it."""
+    """Origin of each field's value: `default`, `environment variable NAME`, `argument NAME`, or the name of a
+    launcher or resolver."""
 
     @property
     def multi_client(self) -> bool:
-        """True if other processes may belong to this one. A job list of one entry counts, as documented."""
+        """True if there may be other clients, also with a job list of one entry, as in TensorFlow."""
         return bool(self.jobs)
 
     @property
@@ -130,10 +130,10 @@ class Settings:
 
     @property
     def address(self) -> str:
-        """Address of this client: its own entry of `jobs`, if that is known there.
+        """Address of this client: its entry of `jobs`, or `own_address`.
 
         Raises:
-            ConfigurationError: In local mode there is none.
+            ConfigurationError: The system is in local mode, without addresses.
         """
         if not self.jobs:
             raise ConfigurationError(
@@ -143,11 +143,11 @@ class Settings:
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None, *, backend: object = None) -> Settings:
-        """Reads and checks all variables.
+        """Read and check all variables.
 
         Args:
-            environ: Where to read them; the process's environment if None.
-            backend: Comes before `DMESH_BACKEND`, if it is not None.
+            environ: The variables; None for the process's environment.
+            backend: Overrides `DMESH_BACKEND`, if it is not None.
 
         Raises:
             ConfigurationError: A value is malformed. The message names the variable, the value, what was
@@ -221,7 +221,7 @@ class Settings:
         if self.peer_tls and missing:
             raise ConfigurationError(
                 f"DMESH_PEER_TLS is on, but {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} "
-                "not set; peers verify each other's certificates, so set DMESH_TLS_CA to the PEM file of the "
+                "not set. Peers verify each other's certificates, so set DMESH_TLS_CA to the PEM file of the "
                 "authority that signed them, and DMESH_TLS_CERT and DMESH_TLS_KEY to this client's own "
                 "certificate and key"
             )
@@ -283,14 +283,14 @@ VARIABLES: Mapping[str, str] = {
 """The environment variable of each field of `Settings`."""
 
 
-# Variables that others read one by one ----------------------------------------------------------------------
+# Single variables ------------------------------------------------------------------------------------------
 
 
 def read_jobs(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns the clients' addresses from `DTENSOR_JOBS`, by client id; empty in local mode.
+    """Return the clients' addresses from `DTENSOR_JOBS`, by client id; empty in local mode.
 
     Raises:
-        ConfigurationError: An entry is empty, malformed or there twice, or BNS addresses are out of order.
+        ConfigurationError: An entry is empty, malformed or a duplicate, or BNS addresses are not sorted.
     """
     raw = values.text(environ, "DTENSOR_JOBS")
     if raw is None:
@@ -305,7 +305,7 @@ def read_jobs(environ: Mapping[str, str]) -> tuple[str, ...]:
                 "client, separated by single commas"
             )
         if entry.startswith(BNS_PREFIX):
-            # Google's own naming: a task number, then perhaps the number or the name of a port.
+            # Google's internal naming: a task number, and optionally the number or the name of a port.
             key = (entry, 0)
         else:
             host, port = split_address(entry, what)
@@ -314,7 +314,7 @@ def read_jobs(environ: Mapping[str, str]) -> tuple[str, ...]:
         if first != index:
             raise ConfigurationError(
                 f"DTENSOR_JOBS lists {entry} more than once, as entries {first} and {index}. Each client "
-                "needs an address of its own: give them different ports"
+                "needs its own address: give them different ports"
             )
     if any(entry.startswith(BNS_PREFIX) for entry in jobs):
         check_bns_order(jobs)
@@ -322,14 +322,14 @@ def read_jobs(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def read_client_id(environ: Mapping[str, str], num_jobs: int) -> int:
-    """Returns this client's id from `DTENSOR_CLIENT_ID`, default 0.
+    """Return this client's id from `DTENSOR_CLIENT_ID`, default 0.
 
     Args:
-        environ: Where to read it.
+        environ: The environment variables.
         num_jobs: Number of entries in `DTENSOR_JOBS`; 0 in local mode.
 
     Raises:
-        ConfigurationError: It is not an integer from 0 to the number of clients - 1.
+        ConfigurationError: The variable is not an integer from 0 to the number of clients - 1.
     """
     raw = values.text(environ, "DTENSOR_CLIENT_ID")
     if raw is None:
@@ -349,28 +349,28 @@ def read_client_id(environ: Mapping[str, str], num_jobs: int) -> int:
 
 
 def read_num_clients(environ: Mapping[str, str]) -> int | None:
-    """Returns `DMESH_NUM_CLIENTS`, None if it is not set.
+    """Return `DMESH_NUM_CLIENTS`, None if it is not set.
 
     Raises:
-        ConfigurationError: It is not a positive integer.
+        ConfigurationError: The value is not a positive integer.
     """
     return values.number(environ, "DMESH_NUM_CLIENTS", MOST_CLIENTS, "unset it to run without other clients")
 
 
 def read_job_name(environ: Mapping[str, str], *, multi_client: bool) -> str:
-    """Returns the job name from `DTENSOR_JOB_NAME`; default `worker`, or `localhost` in local mode.
+    """Return the job name from `DTENSOR_JOB_NAME`; default `worker`, or `localhost` in local mode.
 
     Raises:
-        ConfigurationError: It has characters that a device name cannot hold.
+        ConfigurationError: The name has characters that are not valid in a device name.
     """
     return values.name(environ, "DTENSOR_JOB_NAME") or ("worker" if multi_client else "localhost")
 
 
 def read_heartbeat(environ: Mapping[str, str]) -> bool:
-    """Returns `DTENSOR_ENABLE_HEARTBEAT` as a truth value, default True.
+    """Return `DTENSOR_ENABLE_HEARTBEAT` as a truth value, default True.
 
     Raises:
-        ConfigurationError: It is neither a yes nor a no.
+        ConfigurationError: The value is not a truth value.
     """
     raw = values.text(environ, "DTENSOR_ENABLE_HEARTBEAT")
     if raw is None or raw.lower() in ("true", "1", "yes", "on"):
@@ -383,24 +383,24 @@ def read_heartbeat(environ: Mapping[str, str]) -> bool:
 
 
 def read_num_cpu_devices(environ: Mapping[str, str]) -> int | None:
-    """Returns `DMESH_NUM_CPU_DEVICES`, None if it is not set.
+    """Return `DMESH_NUM_CPU_DEVICES`, None if it is not set.
 
     Raises:
-        ConfigurationError: It is not a positive integer.
+        ConfigurationError: The value is not a positive integer.
     """
     return values.number(
         environ,
         "DMESH_NUM_CPU_DEVICES",
         MOST_CPU_DEVICES,
-        "unset it to have as many as the program asks for",
+        "unset it to use as many as the program requests",
     )
 
 
 def read_backend(environ: Mapping[str, str], argument: object = None) -> str:
-    """Returns what carries the data plane, from an argument or `DMESH_BACKEND`; default `tcp`.
+    """Return the backend of the data plane, from an argument or `DMESH_BACKEND`; default `tcp`.
 
     Raises:
-        ConfigurationError: There is no such backend.
+        ConfigurationError: The backend does not exist.
     """
     raw = values.text(environ, "DMESH_BACKEND") if argument is None else argument
     if raw is None:
@@ -416,10 +416,10 @@ def read_backend(environ: Mapping[str, str], argument: object = None) -> str:
 
 
 def read_native(environ: Mapping[str, str]) -> bool | None:
-    """Returns `DMESH_NATIVE` as a truth value, None if it is not set or `auto`.
+    """Return `DMESH_NATIVE` as a truth value, None if it is not set or `auto`.
 
     Raises:
-        ConfigurationError: It is none of 0, 1 and auto.
+        ConfigurationError: The value is not 0, 1 or auto.
     """
     raw = values.text(environ, "DMESH_NATIVE")
     if raw is None or raw.lower() == "auto":
@@ -450,16 +450,16 @@ def _choice(environ: Mapping[str, str], variable: str, choices: Collection[str],
 
 def _restart_policy(environ: Mapping[str, str]) -> str | None:
     expected = (
-        f"{' or '.join(RESTART_POLICIES)}: whether a lost client fails the job for all, or another process "
-        "may take its place. Unset it for whatever the cluster has"
+        f"{' or '.join(RESTART_POLICIES)}: whether a lost client fails the job, or another process "
+        "may replace it. Unset it to use the cluster's"
     )
     return _choice(environ, "DMESH_RESTART_POLICY", RESTART_POLICIES, expected)
 
 
 def _folding(environ: Mapping[str, str]) -> str | None:
     expected = (
-        f"{', '.join(FOLDINGS)}: whether reductions fold in the order of ranks in every size of array and "
-        "group, host by host where that is faster, or in any order. Unset it for the tuning's, by default "
+        f"{', '.join(FOLDINGS)}: whether reductions are always in the order of ranks, "
+        "host by host where that is faster, or in any order. Unset it for the tuning's, by default "
         "host"
     )
     return _choice(environ, "DMESH_FOLDING", FOLDINGS, expected)

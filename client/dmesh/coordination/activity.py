@@ -1,9 +1,8 @@
 """Current activity of this process, for the clients that wait for it; cheap enough for every operation.
 
-An operation is noted by whoever begins it (`with activity.TRACKER.during(...)`), and rendered only when
-somebody asks, which is when the others have been waiting for a long time. A thread of the agent answers, so
-the answer comes also while the main thread computes, sleeps, or is in C code that has released the
-interpreter.
+The thread that begins an operation records it (`with activity.TRACKER.during(...)`). It is formatted only on
+request, when others have waited for a long time. A thread of the agent answers the request, also while the
+main thread computes, sleeps, or runs C code that has released the GIL.
 """
 
 from __future__ import annotations
@@ -144,7 +143,7 @@ class ActivityTracker:
         """Make a context in which the calling thread is in an operation; progress is marked at its end.
 
         Args:
-            operation: What it is; its `str` is asked for only when somebody wants to know, by any thread.
+            operation: The operation; any thread may call its `str`, but only on request.
         """
         return During(self, operation)
 

@@ -60,7 +60,7 @@ _GIVE_UP = 2.0
 
 
 class Agent(KeyValueMethods, BarrierMethods):
-    """Joins a cluster, keeps the session alive in the background, and offers what the coordinator offers.
+    """Joins a cluster, keeps the session alive in the background, and offers the coordinator's functions.
 
     Thread-safe. Every call that blocks can be ended by Ctrl-C in the main thread, says every
     `announce_interval` seconds whom it waits for, and ends with a `CoordinatorUnavailableError` when the
@@ -353,7 +353,7 @@ class Agent(KeyValueMethods, BarrierMethods):
         return self.cluster_state(timeout).members
 
     def member(self, task: int | str, timeout: float | None = None) -> Member:
-        """Ask for one member, whatever the cluster's size; one without incarnation if nobody took the task.
+        """Return one member, independent of the cluster's size; without incarnation if it never registered.
 
         Args:
             task: A rank (client id) of this process's job, or a task (`/job:worker/task:2`).
@@ -413,7 +413,7 @@ class Agent(KeyValueMethods, BarrierMethods):
                 announcer.say(f"still waiting for the epoch after {after}, for {waited:.0f} s")
 
     def vacant(self, timeout: float | None = None) -> tuple[Task, ...]:
-        """Ask for the task slots that nobody has taken yet, sorted."""
+        """Return the task slots that were never taken, sorted."""
         return self.cluster_state(timeout).vacant
 
     def report_error(self, message: str, code: int = 0) -> None:
@@ -545,7 +545,7 @@ class Agent(KeyValueMethods, BarrierMethods):
             self._learn(response)
 
     def _quiet_store(self) -> KeyValueMethods:
-        """Make calls for threads that nobody waits for: they have nothing to announce."""
+        """Make calls for background threads, which announce nothing to the user."""
         return KeyValueMethods(
             Calls(self._link, self._session, self._pending_calls, self._patience, lambda line: None)
         )

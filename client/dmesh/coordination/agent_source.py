@@ -43,7 +43,7 @@ class AgentSource:
             return self.opened
 
     def close(self) -> None:
-        """End what the first use has started; a session that was open from the start stays."""
+        """End a session that the first use opened; one that was open before stays."""
         if self._stop is not None:
             self._stop()
 

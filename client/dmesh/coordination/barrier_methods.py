@@ -88,7 +88,7 @@ class BarrierMethods:
         return self._barriers
 
     def past_barriers(self, most: int) -> list[Arrival]:
-        """Return the last arrivals of this process at barriers, oldest first, those that wait included."""
+        """Return the last arrivals of this process at barriers, also waiting ones, oldest first."""
         return self._barriers.past(most)
 
     def barrier(self, name: str, participants: Participants = None, timeout: float | None = None) -> None:
@@ -138,7 +138,7 @@ class BarrierMethods:
         return PendingBarrier(self, self._barriers.enter(name, tasks, limit_ms), tasks, timeout)
 
     def barrier_progress(self, name: str) -> BarrierProgress:
-        """Ask how far a barrier is: how many instances are over, who has come and who has not."""
+        """Query a barrier: its number of finished instances, and the arrived and missing participants."""
         request = pb.GetBarrierRequest(caller=self._caller, name=name)
         response = self._calls.call(
             self._link.coordination.GetBarrier, request, doing=f"asking for barrier {name!r}", mutates=False
@@ -235,7 +235,7 @@ class BarrierMethods:
             )
 
     def _missing(self, arrival: Arrival) -> tuple[tuple[Member, ...], str]:
-        """Ask who has not arrived at a barrier; an answer that does not come at once is done without."""
+        """Query the missing participants of a barrier; do not wait for a slow answer."""
         request = pb.GetClusterStateRequest(caller=self._caller)
         response = self._calls.try_once(self._link.coordination.GetClusterState, request, STATUS_TIMEOUT)
         if response is None:

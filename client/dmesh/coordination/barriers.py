@@ -48,7 +48,7 @@ def refuse_reserved(name: str, what: str) -> None:
 def participant_tasks(
     participants: Collection[int | str] | None, own: Task, job_size: int | None
 ) -> tuple[Task, ...]:
-    """Convert what a user may name as participants; an empty result means every task of the cluster.
+    """Convert a user's list of participants; an empty result means every task of the cluster.
 
     Args:
         participants: Ranks (client ids) or tasks (`/job:worker/task:2`); None for every task.
@@ -132,7 +132,7 @@ class Arrival:
     fault: Fault | None = None
     """Cause of its failure; None if every participant arrived. Valid once settled."""
     epoch: int = 0
-    """The cluster's epoch when it was over, the same for all participants. Valid once settled."""
+    """The cluster's epoch when it ended, the same for all participants. Valid once settled."""
     called: float = field(default_factory=time.monotonic)
     """Time of this process's arrival, seconds of the monotonic clock."""
     ended: float | None = None
@@ -294,7 +294,7 @@ class Barriers:
             arrival.settle(None)
 
     def past(self, most: int = MAX_PAST) -> list[Arrival]:
-        """Return the last arrivals, oldest first, those that wait included."""
+        """Return the last arrivals, also waiting ones, oldest first."""
         with self._lock:
             return list(self._past)[-most:]
 
@@ -311,7 +311,7 @@ class Barriers:
             self._send = None
 
     def resolve(self, result: pb.BarrierResult) -> None:
-        """Deliver an outcome; that of an instance which nobody waits for is dropped."""
+        """Deliver an outcome; drop it if no thread waits for the instance."""
         fault = faults.from_error(result.error) if result.HasField("error") else None
         if fault is not None and fault.transient:
             return  # the server is on its way out: the next session is presented with the arrival again

@@ -141,7 +141,7 @@ class Calls:
         doing: str,
         mutates: bool = True,
     ) -> pb.KeyValueReply:
-        """Ask the key-value store, through the session, what it answers at once.
+        """Make a call of the key-value store that is answered at once, through the session.
 
         Asked again on every session until there is an answer. A server that is blocked, whose connection
         lives, is waited for without limit; a line tells the user.
@@ -211,7 +211,7 @@ class Calls:
         doing: str,
         timeout: float | None,
     ) -> pb.KeyValueReply | None:
-        """Ask the key-value store what it answers when something happens; None if `timeout` passed before.
+        """Make a call of the key-value store that waits for an event; return None after `timeout`.
 
         Args:
             kind: The field of `KeyValueCall` that holds the request.
@@ -294,7 +294,7 @@ class Calls:
         return None if isinstance(outcome, Fault) else outcome
 
     def _check(self, losses: int) -> None:
-        """Raise what the session failed with, or that the store was lost since a call began."""
+        """Raise the session's error, or StoreLostError if the store was lost since a call began."""
         self._session.check()
         self.witness.check(losses)
 

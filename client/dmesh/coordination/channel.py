@@ -45,7 +45,7 @@ def channel_options(patience: Patience = DEFAULT_PATIENCE, *, use_proxy: bool = 
         ("grpc.service_config_disable_resolution", 1),
         # Every agent has a connection of its own, so that the server sees each one break.
         ("grpc.use_local_subchannel_pool", 1),
-        # A read of many keys or a table of very many members is large; the server bounds what it sends.
+        # Reads of many keys and large tables of members are long; the server limits their size.
         ("grpc.max_receive_message_length", 64 * _MIB),
         ("grpc.max_send_message_length", 64 * _MIB),
     ]

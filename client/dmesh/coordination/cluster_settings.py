@@ -31,7 +31,7 @@ _FROM_WIRE = {value: policy for policy, value in _TO_WIRE.items()}
 class ClusterSettings:
     """Settings of a cluster, as a client wishes them or as the cluster has them.
 
-    In a wish, None stands for whatever the cluster has, or the server's default for a new one.
+    In a request, None stands for the cluster's value, or the server's default for a new cluster.
     """
 
     restart_policy: RestartPolicy | None = None
@@ -41,7 +41,7 @@ class ClusterSettings:
     lease: float | None = None
     """Silence after which a member is blocked, or, without a connection, lost; seconds."""
     stuck_after: float | None = None
-    """Seconds that others wait for a member before it is asked what it is doing; 0: it never is."""
+    """Seconds that others wait for a member before the server asks for its status; 0: never."""
 
     def __post_init__(self) -> None:
         for name, least in (("heartbeat_interval", 0.001), ("lease", 0.001), ("stuck_after", 0.0)):

@@ -281,7 +281,7 @@ def cause_of(details: str) -> str:
 def unavailable(
     address: str, details: str, tried_for: float, *, doing: str, ever_connected: bool
 ) -> CoordinatorUnavailableError:
-    """Make the error for a coordinator that does not answer: what was tried, for how long, what to do."""
+    """Return the error for a coordinator that does not answer, with the attempt, its duration and advice."""
     seconds = f"{tried_for:.1f} s" if tried_for >= _NOTEWORTHY else ""
     if ever_connected:
         happened = f"no contact with the coordinator at {address}" + (seconds and f" for {seconds}")

@@ -116,7 +116,7 @@ class FramedConnection(Carrier):
             logger.debug("nothing can be said to %s any more: %s", self._link.address, error)
             self._hang_up()  # the thread learns of it, and perhaps why
         except BaseException:
-            # Perhaps in the middle of a frame; nobody could make sense of what would follow.
+            # The failure may be in the middle of a frame, so later data could not be parsed.
             self._hang_up()
             raise
 
@@ -278,7 +278,7 @@ class FramedConnection(Carrier):
         return self._end or _BROKE
 
     def _write(self, data: bytes) -> None:
-        """Send; what the network has no room for is left to the thread."""
+        """Send as much as the socket accepts; the thread sends the rest."""
         if os.getpid() != self._owner:
             return  # what a forked child says would be taken for its parent's word
         with self._lock:
@@ -296,7 +296,7 @@ class FramedConnection(Carrier):
                 self._inbox.wake()
 
     def _write_rest(self) -> None:
-        """Send what the network had no room for before."""
+        """Send data that the socket did not accept before."""
         with self._lock, contextlib.suppress(BlockingIOError):
             while self._unsent and self._socket is not None:
                 del self._unsent[: self._socket.send(bytes(self._unsent[:_CHUNK]))]

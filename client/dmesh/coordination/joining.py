@@ -108,7 +108,7 @@ def _wait_for_listener(session: Session, deadline: float) -> None:
 
 
 def _awaited(fault: Fault, identity: Identity) -> str:
-    """Name whose departure may make a refusal go away; empty if nobody's does."""
+    """Return the members whose departure may lift a refusal, as text; empty if none would."""
     if fault.kind == common_pb2.ERROR_KIND_CLUSTER_ENDING:
         return "the clients of an earlier run have"
     if fault.kind == common_pb2.ERROR_KIND_TASK_TAKEN and identity.settings.rejoin:

@@ -151,7 +151,7 @@ class KeyValueMethods:
         return value if encoding is None else decode_value(value, key, encoding)
 
     def key_value_get_many(self, keys: Iterable[str]) -> Snapshot:
-        """Read those of the keys that exist, all at one revision."""
+        """Read the existing ones of several keys, all at one revision."""
         if isinstance(keys, str | bytes):
             raise ConfigurationError(f"keys must be a collection of strings, not the one {keys!r}")
         wanted = [encode_key(key) for key in keys]

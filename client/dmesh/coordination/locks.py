@@ -97,7 +97,7 @@ class _Held:
 
     @property
     def token(self) -> int:
-        """Fencing token: positive, and larger than those of all earlier holders.
+        """Fencing token: positive, and larger than the tokens of all earlier holders.
 
         Raises:
             ConfigurationError: This process does not hold it.
@@ -426,7 +426,7 @@ class Counter:
 
 
 def queue_prefix(kind: str, name: str) -> str:
-    """Return what the keys of a lock, semaphore or election begin with; none of another name does.
+    """Return the unique prefix of the keys of a lock, semaphore or election.
 
     Raises:
         ConfigurationError: The name is none.

@@ -70,11 +70,11 @@ class DepartureCause(enum.Enum):
     NONE = 0
     """The member has not departed."""
     LEFT = 1
-    """It left in good order."""
+    """The member left."""
     EXITED = 2
-    """It ended without a proper shutdown, and said so."""
+    """The member ended without a proper shutdown, and reported that."""
     REPORTED_ERROR = 3
-    """It reported an error of its own: see `Member.code`."""
+    """The member reported an error; see `Member.code`."""
     PROCESS_GONE = 4
     """Its process is known to be gone."""
     DISCONNECTED = 5
@@ -82,7 +82,7 @@ class DepartureCause(enum.Enum):
     SILENT = 6
     """Its lease ran out: it was stopped, or its network is cut."""
     NOT_BACK = 7
-    """It did not come back after a restart of the coordinator."""
+    """The member did not reconnect after a restart of the coordinator."""
     EVICTED = 8
     """An operator evicted it."""
     UNKNOWN = -1
@@ -313,7 +313,7 @@ class BarrierProgress:
     finished: int
     """Number of finished instances of its name, as far as the coordinator remembers."""
     current: BarrierStatus | None
-    """The instance under way: who has come, who has not."""
+    """The unfinished instance, with its arrived and missing participants."""
 
     @property
     def arrived(self) -> int:
@@ -345,7 +345,7 @@ class ClusterState:
     """Barriers under way, oldest first."""
 
     def describe(self, tasks: Iterable[Task]) -> str:
-        """Return the tasks' names for people, each with what is known of its member."""
+        """Return the tasks' names for display, each with host, pid and state of its member if known."""
         parts = []
         for member in self.holders(tasks):
             if not member.incarnation:

@@ -17,7 +17,7 @@ _MOST = 8
 
 
 class NeighborWatch:
-    """Answers what the coordinator asks about processes of this host."""
+    """Answers the coordinator's queries about processes of this host."""
 
     def __init__(self) -> None:
         self._lock = Lock()

@@ -140,7 +140,7 @@ class PendingCalls:
             self._send = None
 
     def resolve(self, reply: pb.KeyValueReply) -> None:
-        """Deliver an answer; one that nobody waits for any more is dropped."""
+        """Deliver an answer; drop it if no thread waits for it any more."""
         with self._lock:
             pending = self._asked.pop(reply.id, None)
             if pending is not None and not reply.HasField("error"):

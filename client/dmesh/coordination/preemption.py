@@ -1,22 +1,22 @@
-"""Agreeing on one step at which all members stop, when one of them is about to be taken away.
+"""Agreement on one step at which all members stop, when one of them is about to be preempted.
 
-Whoever learns that it will be preempted sets a *notice*. Every member waits for one on a thread of its own;
-when it comes, the member is held at its next call of `reached`, and posts which step that call can be at the
-earliest. When all have posted, the largest of these is the *sync point*: no member is past it, and `reached`
-returns True for each of them when it comes there. The model is JAX's preemption sync manager, with these
-differences: a member that dies meanwhile is done without, and once all are past the sync point there may be
-another notice, in the next *round*.
+A member that learns of its preemption sets a *notice*. Every member waits for notices on a separate thread.
+After a notice, the member's next call of `reached` blocks, and the member posts the earliest step of that
+call. When all members have posted, the largest of these steps is the *sync point*: no member is past it, and
+`reached` returns True for each member at that step. The model is JAX's preemption sync manager, with two
+differences: members that die meanwhile are ignored, and after all members have passed the sync point, there
+can be another notice, in the next *round*.
 
 Keys, all of which begin with `dmesh/preemption/`:
 
-- `notice/ROUND`: who announced it, and why. The first one counts.
-- `member/JOB/INDEX`: incarnation of the member that takes part from this task slot.
-- `step/ROUND/JOB/INDEX`: from a member, the earliest step for it.
-- `sync/ROUND`: the sync point. Whoever finds that nobody is missing sets it; the first one counts.
-- `passed/ROUND`: some member is past the sync point: who only joins now has nothing to do with it.
+- `notice/ROUND`: the member that set the notice, and its reason. The first one counts.
+- `member/JOB/INDEX`: incarnation of the member that participates from this task slot.
+- `step/ROUND/JOB/INDEX`: a member's earliest step.
+- `sync/ROUND`: the sync point. A member that sees all steps posted sets it; the first one counts.
+- `passed/ROUND`: a member has passed the sync point. Members that join later ignore the round.
 
-A member that took the slot of a lost one, and has not come to its first `reached` yet, is not waited for: it
-may itself be waiting for the others, at the barrier at which they take it in.
+The others do not wait for a member that took the slot of a lost one and has not yet called `reached`: it may
+be waiting for them, at the barrier that admits it.
 """
 
 from __future__ import annotations
@@ -330,7 +330,7 @@ class PreemptionSync:
         return sum(task < self._own.task and task not in gone for task in self._own.all_tasks)
 
     def _decide(self) -> tuple[Member, ...]:
-        """Set the sync point if all members have posted; return those that have not."""
+        """Set the sync point if all members have posted; return the members that have not."""
         posts, missing = self._posts(self._round)
         if any(member.incarnation == self._own.incarnation for member in missing) or not self._has_notice():
             # The store was lost with its server, before this member posted or after. All is said again.
@@ -354,7 +354,7 @@ class PreemptionSync:
         self._post()
 
     def _posts(self, number: int) -> tuple[list[int], tuple[Member, ...]]:
-        """Ask which steps the members have posted, and who has not."""
+        """Return the posted steps, and the members that have not posted."""
         state = self._cluster_state()
         posted = self._store.key_value_list(f"{PREFIX}step/{number}/")
         joined = self._store.key_value_list(f"{PREFIX}member/")
@@ -403,7 +403,7 @@ def _stands_apart(member: Member, joined: Snapshot, replaced: Collection[Task]) 
 
 
 def _posted(posts: Snapshot, key: str, member: Member) -> int | None:
-    """Read what a member posted; None if it was its predecessor, or nobody."""
+    """Return a member's posted step; None if its predecessor posted it, or nothing was posted."""
     if key not in posts:
         return None
     try:

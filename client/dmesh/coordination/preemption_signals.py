@@ -46,7 +46,7 @@ def _announce(reason: str) -> None:
 
 
 class SignalHook:
-    """The handler of one signal, and what it was before."""
+    """The handler of one signal, and the former handler."""
 
     def __init__(self, number: int, previous: object) -> None:
         self._number = number

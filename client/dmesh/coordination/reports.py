@@ -32,7 +32,7 @@ class ReportSource(Protocol):
     """Knows something about the progress of this process."""
 
     def fill(self, report: pb.ProgressReport) -> None:
-        """Add what it knows. Any thread; must not block."""
+        """Add the source's data to a report. Called by any thread; must not block."""
 
 
 class Reports:
@@ -80,7 +80,7 @@ class Reports:
             return None
 
     def make(self) -> pb.ProgressReport:
-        """Return what is known now, within the limits of a report."""
+        """Return a report of the current state, within the size limit."""
         now = self._clock()
         position = self._tracker.position()
         report = pb.ProgressReport(
@@ -99,7 +99,7 @@ class Reports:
 
 
 def _within(meshes: Iterable[pb.AnnouncedMesh]) -> list[pb.AnnouncedMesh]:
-    """Return meshes, the earlier of them without their devices if those of all take too much room."""
+    """Return meshes; older ones without their devices if the report would become too large."""
     kept: list[pb.AnnouncedMesh] = []
     room = _MOST_PLACED_BYTES
     for mesh in reversed(list(meshes)):

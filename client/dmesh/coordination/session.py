@@ -168,7 +168,7 @@ class Session:
 
     @property
     def gone(self) -> bool:
-        """True if the coordinator has been silent for so long that nobody should wait for it."""
+        """True if the coordinator has been silent for so long that callers should stop waiting."""
         with self._lock:
             registration = self._registration
         if registration is None:
@@ -176,7 +176,7 @@ class Session:
         return self._link.contact.lost_for(self._patience.silence_allowed(registration.lease))
 
     def check(self) -> None:
-        """Raise what the session failed with, or that it is closed."""
+        """Raise the session's error, or an error that it is closed."""
         with self._lock:
             failure, closed = self._failure, self._closed
         if failure is not None:
@@ -463,7 +463,7 @@ class Session:
             logger.warning("the session with the coordinator at %s is attached again", self._link.address)
         self._listener.on_attached(carrier, again=again)
         with self._lock:
-            # Only now: whoever waited for the session finds everything in place.
+            # Last, so that threads that waited for the session find everything in place.
             self._generation += 1
         self._bell.ring()
         return None

@@ -83,7 +83,7 @@ class SessionEvents:
     # What the session calls ---------------------------------------------------------------------------------
 
     def on_attached(self, carrier: Carrier, *, again: bool) -> None:
-        """The session is attached: what the server must know again is sent."""
+        """The session is attached: send the state that the server needs again."""
         self._waiting.attach(carrier.enter_barrier)
         self._pending_calls.attach(carrier.send)
         with self._lock:
@@ -91,7 +91,7 @@ class SessionEvents:
             if self._wait is not None:
                 carrier.put(pb.SessionRequest(waiting=self._wait))
         if again:
-            # Departures are pushed to attached sessions only: ask for those of the time between.
+            # Departures are pushed only to attached sessions: ask for those during the interruption.
             self._catch_up(self.seen_epoch)
 
     def on_detached(self) -> None:

@@ -1,4 +1,4 @@
-"""What a session tells the rest of its client."""
+"""Callbacks of a session."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SessionListener(Protocol):
         """Asked at every heartbeat, on its thread: what this process does, for people; None for nothing."""
 
     def on_attached(self, carrier: Carrier, *, again: bool) -> None:
-        """The session is attached; what the server must know again can be sent."""
+        """The session is attached; the state that the server needs again can be sent."""
 
     def on_detached(self) -> None:
         """The session broke."""

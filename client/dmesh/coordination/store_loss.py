@@ -24,7 +24,7 @@ _LOOK = 0.5
 
 
 def loss_between(before: Registration, now: Registration, address: str) -> str:
-    """Describe what was lost between two registrations of this process; empty if nothing was.
+    """Describe the loss between two registrations of this process; empty if nothing was lost.
 
     Args:
         before: The earlier one.
@@ -77,7 +77,7 @@ class LossSource(Protocol):
         """Description of the latest loss."""
 
     def check(self) -> None:
-        """Raise what the session failed with."""
+        """Raise the session's error."""
 
 
 class OwnedKeys:

@@ -34,7 +34,7 @@ def take_any(
     patience: Patience = DEFAULT_PATIENCE,
     tracing: Tracing = NO_TRACING,
 ) -> Identity:
-    """Take a free task slot of the job: the first that nobody has had, or else that of a lost client.
+    """Take a free task slot of the job: the first one never taken, or else that of a lost client.
 
     The slot is this process's from then on, for a lease; an `Agent` with the identity that is returned keeps
     it. Asking again, after a lost answer, gives the same task slot.

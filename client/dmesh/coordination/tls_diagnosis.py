@@ -22,7 +22,7 @@ _OTHER_VERSION = "it speaks no version of TLS that this process may use (1.2 or 
 
 
 def diagnose(address: str, tls: ClientTls | None) -> str | None:
-    """Try to connect as gRPC would, and say what is wrong with TLS.
+    """Try to connect like gRPC, and describe the problem with TLS.
 
     Args:
         address: HOST:PORT of the coordinator.

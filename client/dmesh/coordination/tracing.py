@@ -17,7 +17,7 @@ Carried = tuple[tuple[str, str], ...]
 
 
 class Span(Protocol):
-    """One call, from its making to its end; an exception that leaves its `with` is what it failed with."""
+    """Span of one call; an exception that leaves its `with` block is recorded as the call's error."""
 
     @property
     def carried(self) -> Carried:

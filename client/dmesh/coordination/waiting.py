@@ -221,7 +221,7 @@ class SerialExecutor:
             return True
 
     def close(self, last: Callable[[], object], timeout: float) -> None:
-        """Run what was submitted, then `last`, and end the thread. Idempotent."""
+        """Run the submitted jobs, then `last`, and end the thread. Idempotent."""
         with self._lock:
             if not self._closed:
                 self._closed = True

@@ -194,7 +194,7 @@ class WatchStream:
         return None
 
     def _check_losses(self) -> None:
-        """Refuse to go on in another store, whose revisions are not those of this watch."""
+        """Raise an error if the store changed, because this watch's revisions are of the former one."""
         losses = self._session.store_losses
         if losses != self._losses:
             raise self._calls.witness.error(losses)

@@ -22,10 +22,10 @@ __all__ = ["from_huggingface", "from_torch"]
 
 
 def from_torch(source: Any) -> Node:
-    """Returns a source of the elements of a PyTorch `DataLoader` or `Dataset`, with arrays for tensors.
+    """Return a source of the elements of a PyTorch `DataLoader` or `Dataset`, with arrays for tensors.
 
     Raises:
-        ArgumentTypeError: It is neither.
+        ArgumentTypeError: `source` is neither.
     """
     readable = hasattr(source, "__iter__") or (hasattr(source, "__getitem__") and hasattr(source, "__len__"))
     if not readable or isinstance(source, Iterator | Mapping | str | np.ndarray):
@@ -54,7 +54,7 @@ class _Items(Table):
         self.size = len(source)
 
     def get(self, key: Any) -> Any:
-        """Returns an item, with arrays for tensors."""
+        """Return an item, with arrays for tensors."""
         return as_element(
             _without_tensors(self._source[int(key)]), f"item {key} of the {type(self._source).__name__}"
         )
@@ -68,7 +68,7 @@ def _length(source: Any) -> int:
 
 
 def _without_tensors(value: Any) -> Any:
-    """Turns tensors into arrays, and lists, which `DataLoader` makes of tuples, back into tuples."""
+    """Turn tensors into arrays, and lists, which `DataLoader` makes of tuples, back into tuples."""
     if hasattr(value, "detach") and hasattr(value, "numpy"):
         return _array_of(value.detach().cpu())
     if isinstance(value, Mapping):
@@ -105,25 +105,25 @@ class _Columns(Table):
         self.size = len(source)
 
     def get(self, key: Any) -> Any:
-        """Returns a row as a dict."""
+        """Return a row as a dict."""
         return _columns(self._source[int(key)], f"row {key} of the dataset")
 
     def gather(self, keys: Keys) -> Any:
-        """Returns a dict of columns."""
+        """Return a dict of columns."""
         rows = slice(keys.start, keys.stop, keys.step) if isinstance(keys, range) else list(as_list(keys))
         return _columns(self._source[rows], "a batch of rows of the dataset")
 
 
 def from_huggingface(source: Any, columns: Iterable[str] | None = None) -> Node:
-    """Returns a source of the rows of a Hugging Face dataset, as dicts of arrays.
+    """Return a source of the rows of a Hugging Face dataset, as dicts of arrays.
 
     Raises:
-        ArgumentTypeError: It is none, or a dict of splits.
+        ArgumentTypeError: `source` is not a Hugging Face dataset, or is a dict of splits.
         DatasetError: A column does not exist.
     """
     if isinstance(source, Mapping):
         raise ArgumentTypeError(
-            f"this is a dict of the splits {', '.join(map(str, source))}; hand over one of them"
+            f"from_huggingface() takes one split, got a dict of the splits {', '.join(map(str, source))}"
         )
     if not hasattr(source, "with_format"):
         raise ArgumentTypeError(
@@ -152,6 +152,6 @@ def _columns(row: Mapping[str, Any], what: str) -> Any:
         return as_element(dict(row), what)
     except ArgumentTypeError as error:
         raise ArgumentTypeError(
-            f"{error}. Leave such a column out with columns=[...], or make its rows equally long with "
-            "the dataset's own map()"
+            f"{error}. Omit the column with columns=[...], or pad its rows to equal lengths with the "
+            "dataset's own map()"
         ) from error

@@ -20,7 +20,7 @@ __all__ = ["Batch", "cut", "NoRows", "rows_of"]
 
 @dataclass(frozen=True, eq=False)
 class Batch(Transform):
-    """Makes one element of several, of which each is a row."""
+    """Stacks several elements as the rows of one."""
 
     size: int
     """Number of rows."""
@@ -28,27 +28,27 @@ class Batch(Transform):
     """True if a last batch of fewer rows is left out."""
 
     def open(self, reading: Reading) -> Cursor:
-        """Returns a cursor whose keys are the keys of a batch's rows."""
+        """Return a cursor whose keys are the keys of a batch's rows."""
         return _Batching(self.source.open(reading), self.size, self.drop_remainder)
 
     def cardinality(self) -> int:
-        """Returns the number of batches."""
+        """Return the number of batches."""
         rows = self.source.cardinality()
         if rows < 0:
             return rows
         return rows // self.size if self.drop_remainder else math.ceil(rows / self.size)
 
     def sample(self) -> Any:
-        """Returns a batch made of one element of the source."""
+        """Return a batch made of one element of the source."""
         return map_structure(lambda leaf: np.stack([leaf] * self.size), self.source.sample())
 
     def spec(self) -> Any:
-        """Returns the source's specs with one more dimension."""
+        """Return the source's specs with one more dimension."""
         rows = self.size if self.drop_remainder else None
         return map_structure(lambda leaf: reshaped(leaf, lambda own: (rows, *own)), self.source.spec())
 
     def batch_size(self) -> int | None:
-        """Returns the number of rows of a batch."""
+        """Return the number of rows of a batch."""
         return self.size
 
 
@@ -59,7 +59,7 @@ class _Batches(Table):
         self.rows = rows
 
     def get(self, key: Any) -> Any:
-        """Returns a batch."""
+        """Return a batch."""
         assert self.rows is not None
         return key.make() if isinstance(key, NoRows) else self.rows.gather(key)
 
@@ -86,32 +86,32 @@ class _Batching(Pass):
         self._drop = drop_remainder
 
     def keys(self, count: int) -> list[Keys]:
-        """Returns the keys of the next batches' rows."""
+        """Return the keys of the next batches' rows."""
         size = self._size
         rows = read(self.source, size * count)
         end = len(rows) - len(rows) % size if self._drop else len(rows)
         return [rows[start : start + size] for start in range(0, end, size)]
 
     def skip(self, count: int) -> int:
-        """Leaves out batches."""
+        """Leave out batches."""
         rows = self.source.skip(self._size * count)
         return rows // self._size if self._drop else math.ceil(rows / self._size)
 
 
 def rows_of(element: Any, what: str) -> int:
-    """Returns the length of the first dimension of all arrays of an element.
+    """Return the length of the first dimension of all arrays of an element.
 
     Args:
         element: Some arrays.
-        what: Name of the operation that needs it, for messages.
+        what: Name of the calling operation, for messages.
 
     Raises:
-        DatasetError: An array has no dimension, or another length than the others.
+        DatasetError: An array has no dimension, or the lengths differ.
     """
     lengths = [leaf.shape[0] if leaf.ndim else None for leaf in flatten(element)]
     if not lengths or None in lengths:
         raise DatasetError(
-            f"{what} needs arrays with rows, but the element has "
+            f"{what} needs batches, but an element of the dataset has "
             f"{'no arrays' if not lengths else 'an array without dimensions'}. Call batch() on the dataset "
             "first"
         )
@@ -123,5 +123,5 @@ def rows_of(element: Any, what: str) -> int:
 
 
 def cut(element: Any, start: int, stop: int) -> Any:
-    """Returns some rows of all arrays of an element."""
+    """Return some rows of all arrays of an element."""
     return map_structure(lambda leaf: leaf[start:stop], element)

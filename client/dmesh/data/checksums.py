@@ -1,7 +1,8 @@
 """CRC-32C (Castagnoli), the checksum of TFRecord files, in NumPy.
 
-A byte-by-byte loop in Python reads 10 MB a second. So long data is cut into pieces of equal length, whose
-checksums advance together, one byte of each at a time; then neighbors are joined, and the results again.
+A byte-by-byte loop in Python processes only 10 MB a second. So long data is cut into pieces of equal length.
+NumPy advances the checksums of all pieces together, one byte of each at a time, and then combines them
+pairwise.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ __all__ = ["crc32c", "masked_crc32c"]
 _POLYNOMIAL = 0x82F63B78
 _MASK_DELTA = 0xA282EAD8
 _SHORT = 4096
-"""Bytes up to which a loop over bytes is faster."""
+"""Number of bytes up to which a loop over bytes is faster."""
 _PIECE = 64
 """Bytes of a piece."""
 
@@ -43,7 +44,7 @@ def crc32c(data: bytes | memoryview) -> int:
         return _loop(data, 0xFFFFFFFF) ^ 0xFFFFFFFF
     pieces, head = divmod(len(data), _PIECE)
     columns = np.frombuffer(data, np.uint8, offset=head).reshape(pieces, _PIECE).T
-    # Pieces of zeros in front change nothing, and make their number a power of two.
+    # Leading pieces of zeros do not change the result; they pad the number of pieces to a power of two.
     sums: _Words = np.zeros(1 << (pieces - 1).bit_length(), np.uint32)
     own = sums[-pieces:]
     own[0] = _loop(data[:head], 0xFFFFFFFF)
@@ -57,7 +58,7 @@ def crc32c(data: bytes | memoryview) -> int:
 
 
 def masked_crc32c(data: bytes | memoryview) -> int:
-    """Return the CRC-32C of some bytes as TFRecord files have it, rotated and with a constant added."""
+    """Return the CRC-32C of some bytes as TFRecord files store it: rotated, plus a constant."""
     crc = crc32c(data)
     return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
 
@@ -69,7 +70,7 @@ def _loop(data: bytes | memoryview, crc: int) -> int:
 
 
 def _after_zeros(sums: _Words, count: int) -> _Words:
-    """Return what checksums become by `count` bytes of zeros."""
+    """Return checksums advanced by `count` bytes of zeros."""
     tables = _zero_tables(count)
     result: Any = tables[0][sums & 0xFF]
     for index in (1, 2, 3):
@@ -79,7 +80,7 @@ def _after_zeros(sums: _Words, count: int) -> _Words:
 
 @cache
 def _bit_images(power: int) -> tuple[int, ...]:
-    """Return what each bit of a checksum becomes by 2^`power` bytes of zeros."""
+    """Return each single bit of a checksum, advanced by 2^`power` bytes of zeros."""
     if power == 0:
         return tuple(_TABLE[(1 << bit) & 0xFF] ^ ((1 << bit) >> 8) for bit in range(32))
     half = _bit_images(power - 1)
@@ -96,7 +97,7 @@ def _apply(images: tuple[int, ...], crc: int) -> int:
 
 @cache
 def _zero_tables(count: int) -> tuple[_Words, ...]:
-    """Return what each byte of a checksum becomes by `count` bytes of zeros, a power of two."""
+    """Return tables of each byte of a checksum, advanced by `count` bytes of zeros, a power of two."""
     images = _bit_images(count.bit_length() - 1)
     return tuple(
         np.array([_apply(images, value << (8 * index)) for value in range(256)], np.uint32)

@@ -1,4 +1,4 @@
-"""Creation of datasets: the class methods of `Dataset` that name where data comes from."""
+"""Sources of datasets: the class methods that create a `Dataset`."""
 
 from __future__ import annotations
 
@@ -20,44 +20,44 @@ __all__ = ["Creation"]
 
 
 class Creation(ABC):
-    """Methods that make a dataset of a source."""
+    """Class methods that create a dataset from a source."""
 
     @classmethod
     @abstractmethod
     def _of(cls, node: Node) -> Self:
-        """Returns the dataset of a pipeline."""
+        """Return the dataset of a pipeline."""
 
     @classmethod
     def from_tensors(cls, tensors: Any) -> Self:
-        """Returns a dataset of one element.
+        """Return a dataset of one element.
 
         Args:
             tensors: The element; lists and numbers become arrays.
 
         Raises:
-            ArgumentTypeError: It is not made of arrays.
+            ArgumentTypeError: A leaf of it cannot become an array.
         """
         return cls._of(sources.single(as_element(tensors, "the element")))
 
     @classmethod
     def from_tensor_slices(cls, tensors: Any) -> Self:
-        """Returns a dataset of the rows of arrays, along their first dimension.
+        """Return a dataset of the rows of arrays, along their first dimension.
 
         Args:
-            tensors: A structure of arrays of equal first lengths. They are not copied: leave them alone.
+            tensors: A structure of arrays with equal first lengths. They are not copied: do not change them.
 
         Raises:
-            ArgumentTypeError: It is not made of arrays.
-            DatasetError: An array has no dimension, or another first length than the others.
+            ArgumentTypeError: A leaf of it cannot become an array.
+            DatasetError: An array has no dimension, or the first lengths differ.
         """
         return cls._of(sources.slices(as_element(tensors, "the argument")))
 
     @classmethod
     def range(cls, *args: int, output_type: DTypeLike = np.int64) -> Self:
-        """Returns a dataset of integers; the arguments are those of Python's `range`.
+        """Return a dataset of integers; the arguments are those of Python's `range`.
 
         Raises:
-            ArgumentTypeError: An argument is no integer, or their number is wrong.
+            ArgumentTypeError: An argument is not an integer, or their number is wrong.
             DatasetError: The step is 0.
         """
         if not 1 <= len(args) <= 3:
@@ -71,16 +71,17 @@ class Creation(ABC):
     def from_generator(
         cls, generator: Callable[..., Iterable[Any]], output_signature: Any = None, args: tuple[Any, ...] = ()
     ) -> Self:
-        """Returns a dataset of the items of an iterator.
+        """Return a dataset of the items of an iterator.
 
         Args:
-            generator: Function that makes the iterator, anew each time the dataset is read.
-            output_signature: Structure of `TensorSpec` that all elements have; None to take it from the
-                first.
+            generator: Function that returns a new iterator each time the dataset is read.
+            output_signature: Structure of `TensorSpec` of all elements; None to infer it from the first
+                element.
             args: Arguments of `generator`.
 
         Raises:
-            ArgumentTypeError: `generator` cannot be called, or the signature is none.
+            ArgumentTypeError: `generator` is not callable, or the signature has something else than a
+                `TensorSpec`.
         """
         if not callable(generator):
             raise ArgumentTypeError(
@@ -91,28 +92,28 @@ class Creation(ABC):
 
     @classmethod
     def from_iterable(cls, iterable: Iterable[Any] | Self, output_signature: Any = None) -> Self:
-        """Returns a dataset of the items of an iterable that can be read again and again.
+        """Return a dataset of the items of an iterable that can be iterated many times.
 
-        A list that holds arrays is taken for a tuple of them: loaders of batches yield such lists.
+        A list of arrays counts as a tuple: loaders of batches yield such lists.
 
         Args:
-            iterable: Has an `__iter__` that begins anew each time.
+            iterable: Object whose `__iter__` returns a new iterator each time.
             output_signature: As in `from_generator`.
 
         Raises:
-            ArgumentTypeError: It cannot be iterated, or only once.
+            ArgumentTypeError: `iterable` cannot be iterated, or only once.
         """
         if isinstance(iterable, cls):
             return iterable
         if isinstance(iterable, Iterator):
             raise ArgumentTypeError(
-                f"this {type(iterable).__name__} can be read once only; a dataset is read from its "
-                "beginning in every epoch. Hand over what makes it: Dataset.from_generator(function)"
+                f"this {type(iterable).__name__} can be read only once, but a dataset is read again in every "
+                "epoch. Pass the function that makes it: Dataset.from_generator(function)"
             )
         if not isinstance(iterable, Iterable) or isinstance(iterable, str | bytes | Mapping | np.ndarray):
             raise ArgumentTypeError(
                 "expected a dmesh.data.Dataset, or another iterable of structures of NumPy arrays, got "
-                f"{type(iterable).__name__}; arrays go through Dataset.from_tensor_slices()"
+                f"{type(iterable).__name__}. Use Dataset.from_tensor_slices() for arrays"
             )
         length = len(iterable) if isinstance(iterable, Sequence) else UNKNOWN_CARDINALITY
         return cls._of(
@@ -127,14 +128,14 @@ class Creation(ABC):
 
     @classmethod
     def from_npy(cls, paths: files.Files) -> Self:
-        """Returns a dataset of the rows of `.npy` files, which are mapped into memory.
+        """Return a dataset of the rows of `.npy` files, which are mapped into memory.
 
         Args:
             paths: A path, a pattern such as `data/*.npy`, or several of them.
 
         Raises:
             DatasetError: A file does not exist.
-            FileFormatError: When it is read: a file is no such file, or holds Python objects.
+            FileFormatError: On reading: a file is not a `.npy` file, or holds Python objects.
         """
         return cls._of(files.NpyFiles(files.as_files(paths)))
 
@@ -145,19 +146,19 @@ class Creation(ABC):
         names: Iterable[str] | None = None,
         max_unpacked_bytes: int = files.MOST_UNPACKED,
     ) -> Self:
-        """Returns a dataset of the rows of the arrays in `.npz` files, as dicts.
+        """Return a dataset of the rows of the arrays in `.npz` files, as dicts.
 
         Arrays that are not compressed (`numpy.savez`) are mapped into memory, others are unpacked.
 
         Args:
             paths: A path, a pattern such as `data/*.npz`, or several of them.
             names: Names of the arrays; None for all.
-            max_unpacked_bytes: Bytes that an unpacked array may have.
+            max_unpacked_bytes: Maximum size of an unpacked array, bytes.
 
         Raises:
             DatasetError: A file does not exist.
-            FileFormatError: When it is read: a file is no such file, holds Python objects, or not these
-                arrays.
+            FileFormatError: On reading: a file is not a `.npz` file, holds Python objects, or lacks one of
+                the arrays.
         """
         limit = check_integer("max_unpacked_bytes", max_unpacked_bytes, 0)
         chosen = None if names is None else tuple(names)
@@ -172,20 +173,21 @@ class Creation(ABC):
         delimiter: str = ",",
         encoding: str = "utf-8-sig",
     ) -> Self:
-        """Returns a dataset of the lines of CSV files.
+        """Return a dataset of the lines of CSV files.
 
         Args:
             paths: A path, a pattern such as `data/*.csv`, or several of them.
-            columns: A dict from names to dtypes, for files whose first line has the names of the columns;
-                elements are dicts of those that are named. Or a list of dtypes, one for each column, for
-                files without such a line; elements are tuples.
+            columns: For files with a header line: a dict from the names of the wanted columns to dtypes;
+                elements are dicts. For files without: a list of dtypes, one for each column; elements are
+                tuples.
             delimiter: Separator of fields.
             encoding: Encoding of the files.
 
         Raises:
             ArgumentTypeError: `columns` is neither.
             DatasetError: A file does not exist.
-            FileFormatError: When it is read: a line is not as expected. The message has file and line.
+            FileFormatError: On reading: a line has the wrong number of fields, or a field that is not of its
+                dtype. The message has file and line.
         """
         if not isinstance(delimiter, str) or len(delimiter) != 1:
             raise ArgumentTypeError(f"delimiter must be one character, got {delimiter!r:.80}")
@@ -201,7 +203,7 @@ class Creation(ABC):
         *,
         compression_type: str | None = None,
     ) -> Self:
-        """Returns a dataset of the records of TFRecord files.
+        """Return a dataset of the records of TFRecord files.
 
         Args:
             paths: A path, a pattern such as `data/*.tfrecord`, or several of them.
@@ -211,9 +213,9 @@ class Creation(ABC):
 
         Raises:
             ArgumentTypeError: A feature is neither a `FixedLenFeature` nor a `VarLenFeature`.
-            DatasetError: A file does not exist, or there is no such compression.
-            FileFormatError: When it is read: a file is damaged or no such file, or an example is not as
-                expected. The message has file and number of the record.
+            DatasetError: A file does not exist, or the compression type is unknown.
+            FileFormatError: On reading: a file is damaged or not a TFRecord file, or an example lacks a
+                feature or has another type of it. The message has the file and the number of the record.
         """
         if features is not None and not all(
             isinstance(feature, FixedLenFeature | VarLenFeature) for feature in features.values()
@@ -225,45 +227,46 @@ class Creation(ABC):
 
     @classmethod
     def from_parquet(cls, paths: files.Files, columns: Iterable[str] | None = None) -> Self:
-        """Returns a dataset of the rows of Parquet files, as dicts, one row group after the other.
+        """Return a dataset of the rows of Parquet files, as dicts, one row group after the other.
 
         Needs pyarrow: `pip install 'dmesh[parquet]'`.
 
         Args:
             paths: A path, a pattern such as `data/*.parquet`, or several of them.
-            columns: Names of the columns; None for all. Others are not read.
+            columns: Names of the columns to read; None for all.
 
         Raises:
             DatasetError: A file does not exist.
             MissingExtraError: pyarrow is not installed.
-            FileFormatError: When it is read: a file is no such file, has not these columns, or a column has
-                no array type.
+            FileFormatError: On reading: a file is not a Parquet file or lacks a column, or a column cannot
+                become an array.
         """
         chosen = None if columns is None else tuple(columns)
         return cls._of(parquet.ParquetFiles(files.as_files(paths), chosen))
 
     @classmethod
     def from_webdataset(cls, paths: files.Files, extensions: Iterable[str] | None = None) -> Self:
-        """Returns a dataset of the samples in tar files as WebDataset's: neighboring files of one base name.
+        """Return a dataset of the samples in WebDataset tar files: adjacent files with one base name.
 
         An element is a dict from extensions to arrays, with the base name as `__key__`. `.npy` becomes an
-        array, `.cls` an integer, `.txt` a string; anything else is an array of its bytes. Of files
-        that are not compressed, only headers are read of samples that are skipped, or are another worker's.
+        array, `.cls` an integer, `.txt` a string; any other file becomes an array of its bytes. If the tar
+        file is not compressed, skipped samples and those of other workers are not read, except for headers.
 
         Args:
             paths: A path, a pattern such as `data/*.tar`, or several of them.
-            extensions: Extensions to read, such as `jpg` and `cls`; None for all. A sample must have each.
+            extensions: Extensions to read, such as `jpg` and `cls`; None for all. Each sample must have all.
 
         Raises:
             DatasetError: A file does not exist.
-            FileFormatError: When it is read: a file is no such file, or a sample is not as expected.
+            FileFormatError: On reading: a file is not a tar file, or a sample lacks an extension or cannot
+                be decoded.
         """
         chosen = None if extensions is None else tuple(name.removeprefix(".") for name in extensions)
         return cls._of(webdataset.TarFiles(files.as_files(paths), chosen))
 
     @classmethod
     def from_torch(cls, source: Any) -> Self:
-        """Returns a dataset of the elements of a PyTorch `DataLoader` or `Dataset`.
+        """Return a dataset of the elements of a PyTorch `DataLoader` or `Dataset`.
 
         Tensors become arrays (on the host, without gradient), lists become tuples.
 
@@ -271,20 +274,20 @@ class Creation(ABC):
             source: A `torch.utils.data.DataLoader` or `torch.utils.data.Dataset`.
 
         Raises:
-            ArgumentTypeError: It is neither.
+            ArgumentTypeError: `source` is neither.
         """
         return cls._of(adapters.from_torch(source))
 
     @classmethod
     def from_huggingface(cls, source: Any, columns: Iterable[str] | None = None) -> Self:
-        """Returns a dataset of the rows of a Hugging Face dataset, as dicts.
+        """Return a dataset of the rows of a Hugging Face dataset, as dicts.
 
         Args:
             source: A `datasets.Dataset` or `datasets.IterableDataset`: one split.
             columns: Names of the columns; None for all.
 
         Raises:
-            ArgumentTypeError: It is neither.
+            ArgumentTypeError: `source` is neither.
             DatasetError: A column does not exist.
         """
         return cls._of(adapters.from_huggingface(source, columns))

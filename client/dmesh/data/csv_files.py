@@ -20,7 +20,7 @@ from dmesh.structure import map_structure
 __all__ = ["csv_columns", "CsvFiles"]
 
 LONGEST_LINE = 1 << 20
-"""Characters that a line of a CSV file may have."""
+"""Maximum number of characters of a line."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,18 +35,18 @@ class CsvFiles(FileSource):
     """Encoding of the files."""
 
     def open_file(self, path: str) -> Cursor:
-        """Returns a cursor over the lines of one file."""
+        """Return a cursor over the lines of one file."""
         return Streamed(lambda: self._rows(path))
 
     def _rows(self, path: str) -> Iterator[Any]:
-        """Yields a dict of arrays without dimensions for each line, or a tuple if columns have no names."""
+        """Yield a dict of arrays without dimensions for each line, or a tuple if columns have no names."""
         try:
             with open(path, encoding=self.encoding, newline="") as file:
                 yield from self._read(
                     path, csv.reader(_lines(path, file), delimiter=self.delimiter, strict=True)
                 )
         except UnicodeDecodeError as error:
-            raise FileFormatError(f"{path}: this is not {self.encoding} text: {error}", path) from error
+            raise FileFormatError(f"{path}: the file is not {self.encoding} text: {error}", path) from error
 
     def _read(self, path: str, reader: Any) -> Iterator[Any]:
         line = 1
@@ -58,10 +58,10 @@ class CsvFiles(FileSource):
                     yield self._element(path, line, fields, wanted)
                 line = reader.line_num + 1
         except csv.Error as error:
-            raise FileFormatError(f"{path}:{line}: this is no CSV: {error}", path, line) from error
+            raise FileFormatError(f"{path}:{line}: not valid CSV: {error}", path, line) from error
 
     def _wanted(self, path: str, reader: Any) -> tuple[int, list[tuple[str, int, np.dtype[Any]]]]:
-        """Returns how many fields a line has, and name, position and dtype of those that are wanted."""
+        """Return the number of fields of a line, and name, position and dtype of the wanted ones."""
         if not isinstance(self.columns, Mapping):
             wanted = [(f"{index}", index, dtype) for index, dtype in enumerate(self.columns)]
             return len(wanted), wanted
@@ -72,7 +72,7 @@ class CsvFiles(FileSource):
         missing = [name for name in self.columns if name not in names]
         if missing:
             raise FileFormatError(
-                f"{path}:1: there is no column {', '.join(missing)}; there are {', '.join(names)}"[:500],
+                f"{path}:1: no column {', '.join(missing)}; the file has {', '.join(names)}"[:500],
                 path,
                 1,
             )
@@ -101,25 +101,25 @@ class CsvFiles(FileSource):
         return values if isinstance(self.columns, Mapping) else tuple(values.values())
 
     def cardinality(self) -> int:
-        """Returns that it is not known: files would have to be read."""
+        """Return UNKNOWN_CARDINALITY: counting would take reading the files."""
         return UNKNOWN_CARDINALITY
 
     def spec(self) -> Any:
-        """Returns the specs of a line."""
+        """Return the specs of a line."""
         if isinstance(self.columns, Mapping):
             return {name: TensorSpec((), dtype) for name, dtype in self.columns.items()}
         return tuple(TensorSpec((), dtype) for dtype in self.columns)
 
     def sample(self) -> Any:
-        """Returns a line of zeros."""
+        """Return a line of zeros."""
         return map_structure(lambda spec: np.zeros((), spec.dtype), self.spec())
 
 
 def csv_columns(columns: Mapping[str, DTypeLike] | Sequence[DTypeLike]) -> Any:
-    """Returns the columns as `CsvFiles` takes them.
+    """Return the columns in the form of `CsvFiles.columns`.
 
     Raises:
-        ArgumentTypeError: They are none, or a dtype is none that a field can be read as.
+        ArgumentTypeError: `columns` is neither a dict nor a list, or a field cannot be read as a dtype.
     """
     named = isinstance(columns, Mapping)
     if isinstance(columns, str) or not (named or isinstance(columns, Sequence)) or not columns:
@@ -132,7 +132,7 @@ def csv_columns(columns: Mapping[str, DTypeLike] | Sequence[DTypeLike]) -> Any:
         try:
             checked = np.dtype(dtype)
         except TypeError as error:
-            raise ArgumentTypeError(f"{dtype!r:.80} is no dtype") from error
+            raise ArgumentTypeError(f"{dtype!r:.80} is not a dtype") from error
         if checked.kind not in "biufcUSM":
             raise ArgumentTypeError(f"a field of a CSV file cannot be read as {checked}")
         dtypes.append(checked)
@@ -166,7 +166,7 @@ def _parse(field: str, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _lines(path: str, file: IO[str]) -> Iterator[str]:
-    """Yields the lines of a file, none of which may be without end."""
+    """Yield the lines of a file, of limited length."""
     number = 0
     while line := file.readline(LONGEST_LINE + 1):
         number += 1

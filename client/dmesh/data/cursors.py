@@ -1,8 +1,8 @@
-"""The execution of a pipeline: cursors over the keys of elements, and tables that make elements of keys.
+"""Execution of a pipeline: cursors over the keys of elements, and tables that make elements from keys.
 
-A cursor is one reading of a node. It yields *keys*: numbers of rows where the source has random access, else
-the elements themselves. Transforms that choose or order elements work on keys and copy no data. The cursor's
-table makes an element of a key, or a batch of many keys at once, when it is needed.
+A cursor is one reading of a node. It yields *keys*: row numbers if the source has random access, else the
+elements themselves. Transforms that select or reorder elements work on keys and copy no data. The cursor's
+table makes an element from a key, or a batch from many keys, when it is needed.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ __all__ = [
 ]
 
 Keys = range | NDArray[np.int64] | list[Any]
-"""Keys in order: a span of row numbers, row numbers, or keys of any kind."""
+"""Keys in order: a range or an array of row numbers, or a list of keys of any kind."""
 
 _SKIPPED = 4096
-"""Keys that a cursor reads at once to skip them."""
+"""Number of keys that a cursor reads at once when it skips."""
 
 
 def join(blocks: list[Keys]) -> Keys:
-    """Returns the keys of several blocks as one."""
+    """Return the keys of several blocks as one."""
     if len(blocks) == 1:
         return blocks[0]
     if not blocks:
@@ -61,12 +61,12 @@ def join(blocks: list[Keys]) -> Keys:
 
 
 def as_list(keys: Keys) -> list[Any] | range:
-    """Returns keys as Python objects, which are faster to iterate than an array's."""
+    """Return keys as Python objects, which are faster to iterate than an array's."""
     return keys.tolist() if isinstance(keys, np.ndarray) else keys
 
 
 def as_array(keys: Keys) -> NDArray[np.int64]:
-    """Returns row numbers as an array."""
+    """Return row numbers as an array."""
     if isinstance(keys, range):
         return np.arange(keys.start, keys.stop, keys.step, dtype=np.int64)
     return np.asarray(keys, np.int64)
@@ -78,22 +78,22 @@ class Table(ABC):
     size: int | None = None
     """Number of rows, if the keys are row numbers from 0."""
     cheap = False
-    """True if an element costs next to nothing, as views do."""
+    """True if making an element costs almost nothing, as for views."""
     parallel = 1
-    """Number of elements that are worth making at once."""
+    """Number of elements to make concurrently."""
     rows: Table | None = None
-    """Table of the rows, if each element is a batch of rows of it; then a key is the rows' `Keys`."""
+    """If each element is a batch: the table of its rows. A key is then the `Keys` of the rows."""
 
     @abstractmethod
     def get(self, key: Any) -> Any:
-        """Returns one element."""
+        """Return one element."""
 
     def submit(self, key: Any) -> Callable[[], Any]:
-        """Begins to make an element, where that can go on meanwhile; returns a function that waits for it."""
+        """Start making an element, in the background if possible; return a function that waits for it."""
         return partial(self.get, key)
 
     def gather(self, keys: Keys) -> Any:
-        """Returns a batch: one element whose rows are the elements of several keys. It is a copy.
+        """Return a batch, a copy: one element whose rows are the elements of several keys.
 
         Raises:
             DatasetError: The elements' structures, shapes or dtypes differ.
@@ -107,7 +107,7 @@ class Elements(Table):
     cheap = True
 
     def get(self, key: Any) -> Any:
-        """Returns the key."""
+        """Return the key."""
         return key
 
 
@@ -118,16 +118,16 @@ class Cursor(ABC):
     """Position in one reading of a node."""
 
     table: Table
-    """Table that the keys belong to."""
+    """Table of the keys."""
     lazy: bool = False
-    """True if keys cost next to nothing and have no effects, so that many may be read in advance."""
+    """True if keys cost almost nothing and have no side effects, so that many may be read in advance."""
 
     @abstractmethod
     def keys(self, count: int) -> Keys:
-        """Returns the next keys: `count` at most, and none only at the end."""
+        """Return the next keys: at least one and at most `count`; none at the end."""
 
     def skip(self, count: int) -> int:
-        """Leaves out the next `count` keys; returns how many there were."""
+        """Skip the next `count` keys; return the number of skipped keys, less at the end."""
         skipped = 0
         while skipped < count and (block := len(self.keys(min(count - skipped, _SKIPPED)))):
             skipped += block
@@ -135,18 +135,18 @@ class Cursor(ABC):
 
     @abstractmethod
     def state(self) -> Any:
-        """Returns the position, made of numbers and lists."""
+        """Return the position, made of numbers and lists."""
 
     @abstractmethod
     def restore(self, state: Any) -> None:
-        """Moves to a position that `state` returned; only before anything is read."""
+        """Move to a position that `state` returned. Must be called before the first read."""
 
     def close(self) -> None:  # noqa: B027 -- most cursors hold nothing
-        """Ends the reading. Idempotent."""
+        """End the reading. Idempotent."""
 
 
 def read(cursor: Cursor, count: int) -> Keys:
-    """Returns the next keys: exactly `count`, or fewer at the end."""
+    """Return the next keys: exactly `count`, or fewer at the end."""
     blocks: list[Keys] = []
     while count > 0 and len(block := cursor.keys(count)):
         blocks.append(block)
@@ -165,21 +165,21 @@ class Count(Cursor):
         self._next = 0
 
     def keys(self, count: int) -> range:
-        """Returns the next span of rows."""
+        """Return the next span of rows."""
         start = self._next
         self._next = min(start + count, self._size)
         return range(start, self._next)
 
     def skip(self, count: int) -> int:
-        """Moves by a number of rows."""
+        """Move by a number of rows."""
         return len(self.keys(count))
 
     def state(self) -> int:
-        """Returns the number of the next row."""
+        """Return the number of the next row."""
         return self._next
 
     def restore(self, state: Any) -> None:
-        """Moves to a row."""
+        """Move to a row."""
         self._next = int(state)
 
 
@@ -187,8 +187,8 @@ class Streamed(Cursor):
     """Cursor over an iterator, whose position is the number of its items so far.
 
     Args:
-        start: Function that makes the iterator, at the first use.
-        table: Table that the items are keys of.
+        start: Function that returns the iterable, called at the first use.
+        table: Table whose keys the items are.
     """
 
     def __init__(self, start: Callable[[], Iterable[Any]], table: Table = ELEMENTS) -> None:
@@ -198,7 +198,7 @@ class Streamed(Cursor):
         self._count = 0
 
     def keys(self, count: int) -> list[Any]:
-        """Returns the next items."""
+        """Return the next items."""
         if self._iterator is None:
             self._iterator = iter(self._start())
         block = list(itertools.islice(self._iterator, count))
@@ -206,15 +206,15 @@ class Streamed(Cursor):
         return block
 
     def state(self) -> int:
-        """Returns the number of items so far."""
+        """Return the number of items so far."""
         return self._count
 
     def restore(self, state: Any) -> None:
-        """Reads up to the position."""
+        """Read up to the position."""
         self.skip(int(state))
 
     def close(self) -> None:
-        """Closes the iterator."""
+        """Close the iterator."""
         close = getattr(self._iterator, "close", None)
         self._iterator = iter(())
         if close is not None:
@@ -222,7 +222,7 @@ class Streamed(Cursor):
 
 
 class Pass(Cursor):
-    """Cursor of a transform with one source; unless a subclass says otherwise, all keys pass."""
+    """Cursor of a transform with one source. By default, all keys pass unchanged."""
 
     def __init__(self, source: Cursor) -> None:
         self.source = source
@@ -230,21 +230,21 @@ class Pass(Cursor):
         self.lazy = source.lazy
 
     def keys(self, count: int) -> Keys:
-        """Returns the source's next keys."""
+        """Return the source's next keys."""
         return self.source.keys(count)
 
     def skip(self, count: int) -> int:
-        """Leaves out keys of the source."""
+        """Leave out keys of the source."""
         return self.source.skip(count)
 
     def state(self) -> Any:
-        """Returns the source's position."""
+        """Return the source's position."""
         return self.source.state()
 
     def restore(self, state: Any) -> None:
-        """Moves the source."""
+        """Move the source."""
         self.source.restore(state)
 
     def close(self) -> None:
-        """Ends the source's reading."""
+        """End the source's reading."""
         self.source.close()

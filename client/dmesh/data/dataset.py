@@ -1,4 +1,4 @@
-"""`Dataset`: a sequence of elements, and the transforms that make one of another."""
+"""`Dataset`: a sequence of elements, and its transforms."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from dmesh.structure import flatten, map_structure, with_values
 __all__ = ["AUTOTUNE", "Dataset"]
 
 _MANY = 2**62
-"""Numbers that `enumerate` has; a range can have hardly more."""
+"""Maximum number of elements that `enumerate` counts; ranges cannot be much longer."""
 
 AUTOTUNE = -1
-"""For `num_parallel_calls` and `prefetch`: a number that suits this machine."""
+"""For `num_parallel_calls` and `prefetch`: a number chosen for this machine."""
 
 
 class Dataset(Creation):
@@ -47,10 +47,10 @@ class Dataset(Creation):
         assert batch["image"].shape[1:] == (28, 28)
     ```
 
-    Names, arguments and results are those of `tf.data.Dataset`; `docs/data.md` says what differs.
+    Names, arguments and results are those of `tf.data.Dataset`; `docs/data.md` lists the differences.
 
     Args:
-        node: The pipeline; datasets are made by the static methods below.
+        node: The pipeline. Programs create datasets with class methods such as `from_tensor_slices`.
     """
 
     @classmethod
@@ -62,7 +62,7 @@ class Dataset(Creation):
     def __init__(self, node: Node) -> None:
         if not isinstance(node, Node):
             raise ArgumentTypeError(
-                "make a Dataset with Dataset.from_tensor_slices() or another of its methods"
+                "create a Dataset with Dataset.from_tensor_slices() or another of its class methods"
             )
         self._node = node
         self._spec: Any = None
@@ -82,7 +82,7 @@ class Dataset(Creation):
             datasets: The structure instead.
 
         Raises:
-            ArgumentTypeError: There are none, or something else is among them.
+            ArgumentTypeError: There are no datasets, or one of them is not a `Dataset`.
         """
         if args and datasets is not None:
             raise ArgumentTypeError("Dataset.zip() takes datasets one by one or as datasets=, not both")
@@ -103,30 +103,30 @@ class Dataset(Creation):
         num_parallel_calls: int | None = None,
         deterministic: bool | None = None,
     ) -> Dataset:
-        """Combines several elements into one, whose arrays have one more dimension.
+        """Combine several elements into one, whose arrays have one more dimension.
 
         Args:
             batch_size: Number of elements.
-            drop_remainder: True to leave out a last batch of fewer.
-            num_parallel_calls: Changes nothing: batches are made one after the other.
-            deterministic: Changes nothing: the order of elements always stays.
+            drop_remainder: Whether to drop a last batch with fewer elements.
+            num_parallel_calls: Ignored: batches are made one after the other.
+            deterministic: Ignored: elements always keep their order.
 
         Raises:
-            DatasetError: The size is not at least 1; or, when it is read: arrays of different shapes.
+            DatasetError: The size is less than 1; or, on reading, elements have arrays of different shapes.
         """
         size = check_integer("batch_size", batch_size, 1)
         return Dataset(Batch(self._node, size, bool(drop_remainder)))
 
     def unbatch(self) -> Dataset:
-        """Makes an element of each row. The opposite of `batch`."""
+        """Split each element into its rows. The inverse of `batch`."""
         return Dataset(rebatching.Unbatch(self._node))
 
     def rebatch(self, batch_size: int | Sequence[int], drop_remainder: bool = False) -> Dataset:
-        """Makes batches of other sizes, as `unbatch` and `batch` would.
+        """Change the batch size, like `unbatch` and then `batch`.
 
         Args:
-            batch_size: Number of rows; or several numbers, one after the other, and again from the first one.
-            drop_remainder: True to leave out a last batch of fewer.
+            batch_size: Number of rows; or several numbers, which are used in turn.
+            drop_remainder: Whether to drop a last batch with fewer rows.
 
         Raises:
             DatasetError: A size is negative, or all are 0.
@@ -140,26 +140,26 @@ class Dataset(Creation):
     def shuffle(
         self, buffer_size: int, seed: int | None = None, reshuffle_each_iteration: bool = True
     ) -> Dataset:
-        """Draws each element at random from the next `buffer_size` ones.
+        """Draw each element at random from a buffer of the next `buffer_size` elements.
 
         Args:
-            buffer_size: Number of elements to draw from; all of them for a uniform order.
-            seed: The same gives the same order, in any process; None for another one in each.
-            reshuffle_each_iteration: True for another order in each reading, determined by the seed, the
-                number of the reading, and that of the repetition.
+            buffer_size: Number of elements to draw from; that of the whole dataset for a uniform order.
+            seed: Equal seeds give equal orders, in all processes; None for a different order in each process.
+            reshuffle_each_iteration: Whether each reading has a different order. The order depends on the
+                seed, the number of the reading, and that of the repetition.
 
         Raises:
-            DatasetError: The buffer size is not at least 1.
+            DatasetError: The buffer size is less than 1.
         """
         size = check_integer("buffer_size", buffer_size, 1)
         number = None if seed is None else check_integer("seed", seed)
         return Dataset(Shuffle(self._node, size, number, bool(reshuffle_each_iteration)))
 
     def repeat(self, count: int | None = None) -> Dataset:
-        """Reads the dataset several times.
+        """Read the dataset several times.
 
         Args:
-            count: Number of times; None or a negative number for no end.
+            count: Number of times; None or a negative number for ever.
         """
         number = None if count is None or check_integer("count", count) < 0 else int(count)
         return Dataset(transforms.Repeat(self._node, number))
@@ -172,24 +172,24 @@ class Dataset(Creation):
         *,
         processes: bool = False,
     ) -> Dataset:
-        """Applies a function to each element.
+        """Apply a function to each element.
 
-        A function of whole batches, mapped after `batch`, is much faster than one of rows, mapped before it.
-        The function is called for the elements that are read, in their order, and not for those that a later
-        `skip`, `shard` or worker leaves out.
+        Mapping a function of whole batches after `batch` is much faster than mapping one of rows before it.
+        The function is called in the order of the elements, and only for elements that are read, not for
+        those that a later `skip` or `shard` drops.
 
         Args:
-            map_func: Function that takes the items of a tuple as arguments, any other element as one; it
-                returns an element.
-            num_parallel_calls: Number of elements that may be worked on at once; `AUTOTUNE` for a number that
-                suits.
-            deterministic: Changes nothing: the order of elements always stays.
-            processes: True to work in processes, for functions that hold the interpreter's lock; threads
-                otherwise. Elements and results are pickled, and the processes import the program.
+            map_func: Function that returns an element. If the element is a tuple, its items are the
+                arguments, else the element is.
+            num_parallel_calls: Maximum number of concurrent calls; `AUTOTUNE` for a number chosen for this
+                machine.
+            deterministic: Ignored: elements always keep their order.
+            processes: Whether to call the function in processes instead of threads, for functions that hold
+                the GIL. Elements and results are pickled, and the processes import the program.
 
         Raises:
-            ArgumentTypeError: It cannot be called, or not be given to processes.
-            DatasetError: The number is not at least 1.
+            ArgumentTypeError: `map_func` is not callable, or cannot be pickled for processes.
+            DatasetError: `num_parallel_calls` is less than 1.
         """
         function = _callable("map_func", map_func)
         calls = 1
@@ -202,34 +202,34 @@ class Dataset(Creation):
         return Dataset(mapping.Map(self._node, function, calls, bool(processes)))
 
     def filter(self, predicate: Callable[..., Any]) -> Dataset:
-        """Keeps the elements of which a function returns True.
+        """Keep the elements for which a function returns True.
 
         Args:
-            predicate: Function that takes the arguments of `map`'s and returns a bool.
+            predicate: Function with the arguments of `map_func` that returns a bool.
 
         Raises:
-            ArgumentTypeError: It cannot be called; or, when it is read: it returned something else.
+            ArgumentTypeError: `predicate` is not callable; or, on reading, it did not return a bool.
         """
         return Dataset(mapping.Filter(self._node, _callable("predicate", predicate)))
 
     def take(self, count: int) -> Dataset:
-        """Ends after `count` elements; a negative number takes all."""
+        """Keep the first `count` elements; all if it is negative."""
         return Dataset(transforms.Take(self._node, check_integer("count", count)))
 
     def skip(self, count: int) -> Dataset:
-        """Leaves out the first `count` elements; a negative number leaves out all."""
+        """Drop the first `count` elements; all if it is negative."""
         return Dataset(transforms.Skip(self._node, check_integer("count", count)))
 
     def shard(self, num_shards: int, index: int) -> Dataset:
-        """Keeps every `num_shards`-th element, beginning with number `index`.
+        """Keep every `num_shards`-th element, starting at number `index`.
 
         Args:
-            num_shards: Number of shards; `dmesh.data.experimental.SHARD_HINT` to have both numbers
-                filled in by `experimental_distribute_dataset` with `AutoShardPolicy.HINT`.
-            index: Index of this one.
+            num_shards: Number of shards. If both numbers are `dmesh.data.experimental.SHARD_HINT`,
+                `experimental_distribute_dataset` with `AutoShardPolicy.HINT` sets them.
+            index: Index of the shard.
 
         Raises:
-            DatasetError: There is no such shard.
+            DatasetError: `num_shards` is less than 1, or `index` out of range.
         """
         shards, shard = check_integer("num_shards", num_shards), check_integer("index", index)
         if (shards, shard) != (SHARD_HINT, SHARD_HINT):
@@ -240,7 +240,7 @@ class Dataset(Creation):
         return Dataset(transforms.Shard(self._node, shards, shard))
 
     def concatenate(self, dataset: Dataset) -> Dataset:
-        """Continues with another dataset.
+        """Append the elements of another dataset.
 
         Raises:
             ArgumentTypeError: Its elements are of other structures or dtypes.
@@ -252,7 +252,7 @@ class Dataset(Creation):
         return made
 
     def enumerate(self, start: int = 0) -> Dataset:
-        """Makes pairs of a number, from `start` up, and the element."""
+        """Pair each element with its number, counted from `start`: `(number, element)`."""
         first = check_integer("start", start)
         numbers = Range(range(first, min(first + _MANY, 2**63 - 1)), np.dtype(np.int64))
         return Dataset(transforms.Zip((numbers, self._node)))
@@ -260,7 +260,7 @@ class Dataset(Creation):
     def prefetch(self, buffer_size: int | None) -> Dataset:
         """Reads ahead in a thread.
 
-        Exceptions of the dataset are raised to the reader. The thread ends with the iterator.
+        The iterator raises the thread's exceptions. The thread ends with the iterator.
 
         Args:
             buffer_size: Number of elements that wait at most; `AUTOTUNE` or None for a number that suits, 0
@@ -273,10 +273,10 @@ class Dataset(Creation):
         return Dataset(Prefetch(self._node, size))
 
     def apply(self, transformation_func: Callable[[Dataset], Dataset]) -> Dataset:
-        """Returns the result of a function for the dataset.
+        """Call a function with the dataset, and return its result, another dataset.
 
         Raises:
-            ArgumentTypeError: It is no Dataset.
+            ArgumentTypeError: The result is not a `Dataset`.
         """
         made = _callable("transformation_func", transformation_func)(self)
         if not isinstance(made, Dataset):
@@ -288,10 +288,10 @@ class Dataset(Creation):
     # -- properties, and reading -----------------------------------------------------------------------------
 
     def with_options(self, options: Options) -> Dataset:
-        """Returns the dataset with options; those that are set replace the former ones.
+        """Return the dataset with options, which override earlier ones.
 
         Raises:
-            ArgumentTypeError: They are none.
+            ArgumentTypeError: `options` is not an `Options`.
         """
         if not isinstance(options, Options):
             raise ArgumentTypeError(f"with_options() takes dmesh.data.Options, got {type(options).__name__}")
@@ -315,39 +315,39 @@ class Dataset(Creation):
     def element_spec(self) -> Any:
         """Structure of `TensorSpec` of all elements.
 
-        After `map`, or for a generator without signature, the first element is read to find it.
+        After `map`, or for a generator without signature, the first access reads the first element.
         """
         if self._spec is None:
             self._spec = self._node.spec()
         return self._spec
 
     def cardinality(self) -> int:
-        """Returns the number of elements, `INFINITE_CARDINALITY`, or `UNKNOWN_CARDINALITY`."""
+        """Return the number of elements, `INFINITE_CARDINALITY`, or `UNKNOWN_CARDINALITY`."""
         return self._node.cardinality()
 
     def __len__(self) -> int:
         number = self.cardinality()
         if number == INFINITE_CARDINALITY:
-            raise ArgumentTypeError("this dataset has no end, and no length")
+            raise ArgumentTypeError("this dataset is infinite, so it has no length")
         if number == UNKNOWN_CARDINALITY:
-            raise ArgumentTypeError("the length of this dataset is not known before it is read")
+            raise ArgumentTypeError("the length of this dataset is unknown until it has been read")
         return number
 
     def __bool__(self) -> bool:
-        return True  # whether there are elements may not be known
+        return True  # finding out whether there are elements could mean reading one
 
     def __iter__(self) -> DatasetIterator:
         return DatasetIterator(self._node)
 
     def as_numpy_iterator(self) -> DatasetIterator:
-        """Returns an iterator over the elements, which are NumPy arrays here anyway."""
+        """Return `iter(dataset)`: elements are NumPy arrays anyway."""
         return iter(self)
 
     def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
-        """Combines all elements by a function, one after the other.
+        """Reduce all elements to one value with a function.
 
         Args:
-            initial_state: State that it takes with the first element.
+            initial_state: State for the first call.
             reduce_func: Function that takes the state and an element, and returns the next state.
         """
         state = initial_state

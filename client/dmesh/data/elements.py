@@ -1,7 +1,7 @@
 """Elements: the nested structures of NumPy arrays that datasets yield, and their specs.
 
-Tuples, named tuples and dicts are structures, in any depth; everything else is an array, or becomes one.
-As in `tf.data`, a list is an array, too: `[1, 2, 3]` is one of three numbers.
+Tuples, named tuples and dicts are structures, nested to any depth. Everything else is, or becomes, an array.
+As in `tf.data`, that includes lists: `[1, 2, 3]` becomes an array of three numbers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 _TEXT = "US"
-"""Kinds of dtype whose length differs from array to array and says nothing."""
+"""Kinds of dtype whose item size varies from array to array, and is not compared."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class TensorSpec:
     dtype: np.dtype[Any]
     """Type of its elements."""
     name: str | None = None
-    """Name, for people only."""
+    """Name for display."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class TensorSpec:
 
     @classmethod
     def from_tensor(cls, array: ArrayLike, name: str | None = None) -> TensorSpec:
-        """Returns the spec of one array."""
+        """Return the spec of one array."""
         given = np.asarray(array)
         return cls(given.shape, given.dtype, name)
 
@@ -90,15 +90,15 @@ def reshaped(
 
 
 def as_element(value: Any, what: str = "the element", *, lists_are_tuples: bool = False) -> Any:
-    """Returns a structure with all its leaves turned into arrays.
+    """Return a structure with all its leaves turned into arrays.
 
     Args:
         value: The structure.
-        what: Name of it, for messages.
-        lists_are_tuples: True if a list that holds arrays or structures becomes a tuple.
+        what: Its name, for messages.
+        lists_are_tuples: True if lists of arrays or structures become tuples.
 
     Raises:
-        ArgumentTypeError: A leaf is nothing that an array can be made of.
+        ArgumentTypeError: A leaf cannot become an array.
     """
     if isinstance(value, np.ndarray) and value.dtype.kind != "O":
         return value
@@ -133,33 +133,33 @@ def _as_array(value: Any, what: str) -> NDArray[Any]:
         array = np.asarray(value)
     except (ValueError, TypeError) as error:
         raise ArgumentTypeError(
-            f"{what} cannot be turned into an array ({error}); a structure of several arrays is a tuple or a "
-            "dict, not a list"
+            f"{what} cannot become an array ({error}). For a structure of several arrays, use a tuple or a "
+            "dict instead of a list"
         ) from error
     if array.dtype.kind == "O":
         raise ArgumentTypeError(
-            f"{what} is {type(value).__name__} {value!r:.80}, of which no array of numbers, strings or "
-            "dates can be made"
+            f"{what}, {type(value).__name__} {value!r:.80}, cannot become an array of numbers, strings or "
+            "dates"
         )
     return array
 
 
 def spec_of(element: Any) -> Any:
-    """Returns the structure of specs that belongs to one element."""
+    """Return the structure of specs of one element."""
     return map_structure(TensorSpec.from_tensor, element)
 
 
 def same_structure(element: Any, expected: Any, what: str) -> None:
-    """Raises DatasetError if an element is nested in another way than `expected`."""
+    """Raise DatasetError if the structures of an element and of `expected` differ."""
     if outline(element) != outline(expected):
         raise DatasetError(
-            f"{what} is nested as {outline(element)}, but {outline(expected)} was expected; all elements "
-            "of a dataset are nested the same way"
+            f"{what} has the structure {outline(element)}, expected {outline(expected)}: all elements of a "
+            "dataset must have the same structure"
         )
 
 
 def stack(elements: Sequence[Any]) -> Any:
-    """Returns one element of arrays that have those of several elements as rows.
+    """Return the batch of several elements: one element whose arrays have theirs as rows.
 
     Raises:
         DatasetError: Their structures, shapes or dtypes differ.
@@ -194,23 +194,23 @@ def _stack_arrays(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
                 f"{index} is {array.dtype}. Convert them with map()"
             )
     if first.dtype.isnative and all(array.dtype == first.dtype for array in arrays):
-        return np.array(arrays)  # what stack() does, in a fourth of the time
+        return np.array(arrays)  # like stack(), four times as fast
     return np.stack(arrays)
 
 
 def empty_like(spec: Any) -> Any:
-    """Returns an element of no rows: arrays of length 0 whose further lengths are those of the specs."""
+    """Return an element without rows: arrays of length 0 whose other lengths are those of the specs."""
     return map_structure(
         lambda leaf: np.empty((0, *(length or 0 for length in (leaf.shape or ())[1:])), leaf.dtype), spec
     )
 
 
 def check_integer(name: str, value: object, least: int | None = None) -> int:
-    """Returns an argument that is an integer.
+    """Return an argument that must be an integer.
 
     Raises:
-        ArgumentTypeError: It is not.
-        DatasetError: It is less than `least`.
+        ArgumentTypeError: The argument is not an integer.
+        DatasetError: The argument is less than `least`.
     """
     if isinstance(value, bool | np.bool_) or not isinstance(value, SupportsIndex):
         raise ArgumentTypeError(f"{name} must be an integer, got {value!r:.80}")

@@ -1,6 +1,6 @@
-"""`tf.train.Example`: features by name, each a list of bytes, of float32 or of int64.
+"""`tf.train.Example`: named features, each a list of bytes, of float32 or of int64.
 
-The messages are made here, in a pool of their own: TensorFlow, if it is loaded, has others of these names.
+The message types have a descriptor pool of their own, so that they do not clash with TensorFlow's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _Field = descriptor_pb2.FieldDescriptorProto
 
 @cache
 def _example_class() -> Any:
-    """Return the class of the message, whose fields have the numbers that TensorFlow gives them."""
+    """Return the message class, with TensorFlow's field numbers."""
     file = descriptor_pb2.FileDescriptorProto(
         name="dmesh/example.proto", package="dmesh.example", syntax="proto3"
     )
@@ -79,20 +79,20 @@ def _example_class() -> Any:
 def _checked_dtype(dtype: DTypeLike) -> np.dtype[Any]:
     made = np.dtype(dtype)
     if made.kind not in "biufcUS" and made.name != "bfloat16":
-        raise ArgumentTypeError(f"a feature is read as numbers or text, not as {made}")
+        raise ArgumentTypeError(f"the dtype of a feature must be of numbers or text, got {made}")
     return made
 
 
 @dataclass(frozen=True)
 class FixedLenFeature:
-    """A feature of a fixed shape, as `tf.io.FixedLenFeature`.
+    """A feature of fixed shape, like `tf.io.FixedLenFeature`.
 
-    A list of int64 or float32 becomes an array of the dtype. A list of bytes becomes text (`str`), or, if it
-    is a single one and the dtype is one of numbers, an array of these bytes, as `tf.io.decode_raw` makes it.
+    A list of int64 or float32 becomes an array of the dtype. A list of bytes becomes text (`str`). If the
+    dtype is numeric, a single bytes value is the array's little-endian memory, as for `tf.io.decode_raw`.
 
     Raises:
         DatasetError: A length is negative, or the default has another shape.
-        ArgumentTypeError: The dtype is not one of numbers or text.
+        ArgumentTypeError: The dtype is neither numeric nor text.
     """
 
     shape: Sequence[int]
@@ -100,7 +100,7 @@ class FixedLenFeature:
     dtype: DTypeLike
     """Type of its elements."""
     default_value: ArrayLike | None = None
-    """Value of examples that lack the feature; None: they are refused."""
+    """Value for examples without the feature; None to refuse them."""
 
     def __post_init__(self) -> None:
         shape = tuple(check_integer("a length of a feature", length, 0) for length in self.shape)
@@ -122,12 +122,12 @@ class FixedLenFeature:
 
 @dataclass(frozen=True)
 class VarLenFeature:
-    """A feature of any number of values, as `tf.io.VarLenFeature`: an array of one dimension, not sparse.
+    """A feature with any number of values, like `tf.io.VarLenFeature`: a dense, one-dimensional array.
 
-    An example that lacks it has none. See `FixedLenFeature` for what becomes of lists.
+    An example without the feature has an empty array. `FixedLenFeature` describes the conversion of lists.
 
     Raises:
-        ArgumentTypeError: The dtype is not one of numbers or text.
+        ArgumentTypeError: The dtype is neither numeric nor text.
     """
 
     dtype: DTypeLike
@@ -148,12 +148,12 @@ def features_of(
     """Return features of an encoded example, by name.
 
     Raises:
-        ValueError: It is no example, or a feature is missing or not as it should be.
+        ValueError: `data` is not an example, or a feature is missing or has another shape or type.
     """
     try:
         found = _example_class().FromString(data).features.feature
     except DecodeError as error:
-        raise ValueError(f"it is no tf.train.Example: {error}") from None
+        raise ValueError(f"it is not a tf.train.Example: {error}") from None
     read: dict[str, NDArray[Any]] = {}
     for name, feature in wanted.items():
         values = _values(name, found[name], np.dtype(feature.dtype)) if name in found else None
@@ -169,7 +169,7 @@ def features_of(
             read[name] = np.asarray(feature.default_value)
         else:
             names = ", ".join(sorted(found)[:20]) or "none"
-            raise ValueError(f"there is no feature {name!r}; there are {names}")
+            raise ValueError(f"the example has no feature {name!r}; it has {names}")
     return read
 
 
@@ -191,7 +191,7 @@ def _values(name: str, feature: Any, dtype: np.dtype[Any]) -> NDArray[Any] | Non
         narrow = wide.astype(dtype)
         if np.array_equal(narrow.astype(np.int64), wide):
             return narrow
-        raise ValueError(f"the feature {name!r} has values that are no {dtype}")
+        raise ValueError(f"the feature {name!r} has values out of the range of {dtype}")
     elif kind == "float_list" and (dtype.kind in "fc" or dtype.name == "bfloat16"):
         return np.array(values, np.float32).astype(dtype)
     raise ValueError(
@@ -202,7 +202,7 @@ def _values(name: str, feature: Any, dtype: np.dtype[Any]) -> NDArray[Any] | Non
 def parse_single_example(
     serialized: bytes | NDArray[np.uint8], features: Mapping[str, FixedLenFeature | VarLenFeature]
 ) -> dict[str, NDArray[Any]]:
-    """Return features of a `tf.train.Example`, by name, as `tf.io.parse_single_example`.
+    """Return features of a `tf.train.Example`, by name, like `tf.io.parse_single_example`.
 
     ```python
     import numpy as np
@@ -217,23 +217,23 @@ def parse_single_example(
         features: Features to read, by name.
 
     Raises:
-        DatasetError: It is no example, or a feature is missing or not as it should be.
+        DatasetError: `serialized` is not an example, or a feature is missing or has another shape or type.
     """
     try:
         return features_of(bytes(serialized), features)
     except ValueError as error:
-        raise DatasetError(f"an example cannot be read: {error}") from None
+        raise DatasetError(f"the example cannot be parsed: {error}") from None
 
 
 def serialize_example(features: Mapping[str, Any]) -> bytes:
-    """Return a `tf.train.Example` as bytes: its `SerializeToString`.
+    """Return a `tf.train.Example` as bytes.
 
     Args:
         features: Values by name: integers, floats, bytes, text, or arrays or lists of them. Arrays lose their
             shape, and integers and floats become int64 and float32.
 
     Raises:
-        ArgumentTypeError: A value is none of these.
+        ArgumentTypeError: A value has another type.
     """
     return example_of(features)
 

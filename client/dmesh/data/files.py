@@ -1,7 +1,7 @@
-"""File sources, whose lists `AutoShardPolicy.FILE` divides; and those of NumPy's files, `.npy` and `.npz`.
+"""Base of all file sources, which `AutoShardPolicy.FILE` divides by file; `.npy` and `.npz` files.
 
-Nothing of a file is executed: object arrays are refused. Arrays that are not compressed are mapped into
-memory.
+Object arrays are refused, because unpickling them could execute code. Arrays that are not compressed are
+mapped into memory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Files = str | os.PathLike[str] | Iterable[str | os.PathLike[str] | NDArray[Any]]
 """A path, a pattern such as `data/*.npy`, or several of them, of which a `Dataset` may consist, too."""
 
 MOST_UNPACKED = 1 << 30
-"""Bytes of a compressed array in a `.npz` file that are unpacked into memory, unless more are allowed."""
+"""Default of the maximum size of an unpacked array of a `.npz` file, bytes."""
 
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
@@ -48,7 +48,7 @@ _LOCAL_HEADER = struct.Struct("<26xHH")
 
 
 def as_files(files: Files) -> tuple[str, ...]:
-    """Returns the paths that are meant; a pattern stands for what it matches, sorted.
+    """Return paths, with each pattern replaced by its sorted matches.
 
     Raises:
         ArgumentTypeError: A path is none.
@@ -66,7 +66,7 @@ def as_files(files: Files) -> tuple[str, ...]:
         name = os.fspath(path)
         matches = [name] if Path(name).exists() else sorted(glob.glob(name, recursive=True))
         if not matches:
-            raise DatasetError(f"there is no file {name!r:.500}")
+            raise DatasetError(f"no file matches {name!r:.500}")
         found += matches
     if not found:
         raise DatasetError("a dataset of files needs at least one file")
@@ -81,53 +81,53 @@ class FileSource(Node):
     """Their paths."""
 
     def with_files(self, files: tuple[str, ...]) -> FileSource:
-        """Returns this source for other files."""
+        """Return this source with other files."""
         return dataclasses.replace(self, files=files)
 
     def open(self, reading: Reading) -> Cursor:
-        """Returns a cursor that opens one file after the other."""
+        """Return a cursor that opens one file after the other."""
         if len(self.files) == 1:
             return self.open_file(self.files[0])
         return Chunks([(None, partial(self.open_file, path)) for path in self.files])
 
     @abstractmethod
     def open_file(self, path: str) -> Cursor:
-        """Returns a cursor over the rows of one file."""
+        """Return a cursor over the rows of one file."""
 
 
 class _ArrayFiles(FileSource):
-    """Files that hold whole arrays, whose rows are the elements."""
+    """Files of arrays whose rows are the elements."""
 
     @abstractmethod
     def load(self, path: str) -> Any:
-        """Returns the arrays of one file, mapped into memory where that can be done."""
+        """Return the arrays of one file, mapped into memory if possible."""
 
     def packed(self, path: str) -> bool:
-        """Returns whether a file must be unpacked to be read."""
+        """Return whether a file must be unpacked to be read."""
         return False
 
     def open(self, reading: Reading) -> Cursor:
-        """Returns a cursor with random access to the rows of all files, unless they must be unpacked."""
+        """Return a cursor with random access to the rows of all files, unless they must be unpacked."""
         if any(self.packed(path) for path in self.files):
             return super().open(reading)
         tables = reading.once(self, lambda: [self._checked(path) for path in self.files])
         return chained([Count(Arrays(*checked), checked[1]) for checked in tables])
 
     def open_file(self, path: str) -> Cursor:
-        """Returns a cursor over the rows of one file, as views that cannot be written."""
+        """Return a cursor over the rows of one file, as read-only views."""
         arrays, rows = self._checked(path)
         return Count(Arrays(arrays, rows), rows)
 
     def cardinality(self) -> int:
-        """Returns the number of rows in all files; their headers say it."""
+        """Return the number of rows of all files, read from their headers."""
         return sum(self._checked(path)[1] for path in self.files)
 
     def sample(self) -> Any:
-        """Returns a row of the first file; of zeros, if it has none."""
+        """Return a row of the first file, or zeros if it has no rows."""
         return Rows(Arrays(*self._checked(self.files[0])), self.name).sample()
 
     def spec(self) -> Any:
-        """Returns the specs of a row of the first file."""
+        """Return the specs of a row of the first file."""
         return spec_of(self.sample())
 
     def _checked(self, path: str) -> tuple[Any, int]:
@@ -136,8 +136,8 @@ class _ArrayFiles(FileSource):
         lengths = {name: array.shape[0] if array.ndim else None for name, array in parts}
         if not lengths or None in lengths.values() or len(set(lengths.values())) > 1:
             raise FileFormatError(
-                f"{path}: expected arrays of equal first lengths, whose rows are the elements; found "
-                f"{lengths}",
+                f"{path}: the rows of the arrays are the elements, so expected arrays of equal first "
+                f"lengths; found {lengths}",
                 path,
             )
         [rows] = set(lengths.values())
@@ -150,11 +150,11 @@ class NpyFiles(_ArrayFiles):
     """`.npy` files."""
 
     def load(self, path: str) -> Any:
-        """Returns the file's array, mapped into memory."""
+        """Return the file's array, mapped into memory."""
         try:
             return np.load(path, mmap_mode="r", allow_pickle=False)
         except (ValueError, EOFError, OSError) as error:
-            raise FileFormatError(f"{path}: this cannot be read as a .npy file: {error}", path) from error
+            raise FileFormatError(f"{path}: cannot be read as a .npy file: {error}", path) from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,17 +164,17 @@ class NpzFiles(_ArrayFiles):
     names: tuple[str, ...] | None
     """Names of the arrays to read; None for all."""
     most_unpacked: int
-    """Bytes of a compressed array that are unpacked into memory."""
+    """Maximum size of an unpacked array, bytes."""
 
     def packed(self, path: str) -> bool:
-        """Returns whether one of the arrays is compressed."""
+        """Return whether one of the arrays is compressed."""
         if not zipfile.is_zipfile(path):
-            return False  # load() says so
+            return False  # load() raises the error
         with zipfile.ZipFile(path) as archive:
             return any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist())
 
     def load(self, path: str) -> Any:
-        """Returns the file's arrays by name: mapped into memory, or unpacked if they are compressed."""
+        """Return the file's arrays by name: mapped into memory, or unpacked if they are compressed."""
         try:
             with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
                 members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
@@ -182,7 +182,7 @@ class NpzFiles(_ArrayFiles):
                 missing = [name for name in names if name not in members]
                 if missing:
                     raise FileFormatError(
-                        f"{path}: there is no array {', '.join(missing)}; there are {', '.join(members)}",
+                        f"{path}: no array {', '.join(missing)}; the file has {', '.join(members)}",
                         path,
                     )
                 return {name: self._member(file, archive, members[name]) for name in names}
@@ -196,16 +196,16 @@ class NpzFiles(_ArrayFiles):
             NotImplementedError,
             RuntimeError,
         ) as error:
-            raise FileFormatError(f"{path}: this cannot be read as a .npz file: {error}", path) from error
+            raise FileFormatError(f"{path}: cannot be read as a .npz file: {error}", path) from error
 
     def _member(self, file: IO[bytes], archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
         if info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1:
             return _mapped(file, info)
         if info.file_size > self.most_unpacked:
             raise FileFormatError(
-                f"{file.name}: the array {info.filename} would be {info.file_size} bytes unpacked, more "
-                f"than the {self.most_unpacked} that max_unpacked_bytes allows. Write it with numpy.savez, "
-                "which does not compress, or allow more",
+                f"{file.name}: the array {info.filename} has {info.file_size} bytes unpacked, more than "
+                f"max_unpacked_bytes={self.most_unpacked}. Write it with numpy.savez, which does not "
+                "compress, or raise the limit",
                 str(file.name),
             )
         with archive.open(info) as packed:
@@ -215,7 +215,7 @@ class NpzFiles(_ArrayFiles):
 
 
 def _mapped(file: IO[bytes], info: zipfile.ZipInfo) -> NDArray[Any]:
-    """Maps an array that is stored in a zip file as it is."""
+    """Map an array that is stored uncompressed in a zip file."""
     file.seek(info.header_offset)
     name, extra = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
     start = info.header_offset + _LOCAL_HEADER.size + name + extra
@@ -227,15 +227,15 @@ def _mapped(file: IO[bytes], info: zipfile.ZipInfo) -> NDArray[Any]:
 
 
 def _header(file: IO[bytes], info: zipfile.ZipInfo) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Reads the header of a `.npy` file in a zip file; returns shape, order, dtype and its own length."""
+    """Read the header of a `.npy` file; return shape, Fortran order, dtype and the header's length."""
     start = file.tell()
     version = np.lib.format.read_magic(file)
     if version not in _HEADERS:
-        raise ValueError(f"{info.filename} is of version {version} of the format, which is not read")
+        raise ValueError(f"{info.filename} has version {version} of the format, which is not supported")
     shape, fortran, dtype = _HEADERS[version](file)
     length = file.tell() - start
     if dtype.hasobject:
-        raise ValueError(f"{info.filename} holds Python objects, which are not read")
+        raise ValueError(f"{info.filename} holds Python objects, which are not supported")
     if length + dtype.itemsize * math.prod(shape) > info.file_size:
-        raise ValueError(f"{info.filename} is shorter than its header says")
+        raise ValueError(f"{info.filename} has less data than its header declares")
     return shape, fortran, dtype, length

@@ -14,14 +14,14 @@ from dmesh.errors import ArgumentTypeError, DatasetError
 __all__ = ["DatasetIterator", "describe", "Reader"]
 
 _BLOCK = 64
-"""Keys that are read at once where they cost next to nothing."""
+"""Number of keys that are read at once if they cost almost nothing."""
 
 
 class Reader(Iterator[Any]):
     """Iterator over the elements of a cursor.
 
     Args:
-        cursor: The cursor; it is closed at the end, and at an error.
+        cursor: The cursor; it is closed at the end and on errors.
     """
 
     def __init__(self, cursor: Cursor) -> None:
@@ -32,13 +32,13 @@ class Reader(Iterator[Any]):
         self._get = cursor.table.get
         self._keys: Iterator[Any] = iter(())
         self._before: Any = None
-        """Position before the keys that were read at once, or before the one that is being read."""
+        """Position before the block of keys that was read last, or before the key that is being read."""
         self._given = 0
-        """Number of elements since then."""
+        """Number of elements returned since that position."""
         self._pending: deque[tuple[Any, Callable[[], Any]]] = deque()
-        """Elements that are being made, each with the position before it."""
+        """Elements in preparation, each with the position before it."""
         self._failed = False
-        """True if the last of them is an error, which comes in its turn."""
+        """True if the last of them is an error, which is raised after the others are returned."""
 
     def __next__(self) -> Any:
         try:
@@ -52,12 +52,12 @@ class Reader(Iterator[Any]):
             raise
 
     def _next(self) -> Any:
-        """Reads keys, and returns the first of their elements."""
+        """Reads keys, and returns the element of the first one."""
         cursor = self._cursor
         if cursor.table.parallel > 1:
             return self._next_of_several()
         if not cursor.lazy:
-            self._before, self._given = cursor.state(), 0  # until the element is there: there may be an error
+            self._before, self._given = cursor.state(), 0  # valid until the element is made, which may fail
             for key in cursor.keys(1):
                 element = self._get(key)
                 self._before = None
@@ -73,7 +73,7 @@ class Reader(Iterator[Any]):
         raise StopIteration
 
     def _next_of_several(self) -> Any:
-        """Keeps several elements in the making, and returns the first of them."""
+        """Keeps several elements in preparation, and returns the first of them."""
         cursor, pending = self._cursor, self._pending
         while len(pending) < cursor.table.parallel and not self._failed:
             self._before = before = cursor.state()
@@ -105,7 +105,7 @@ class Reader(Iterator[Any]):
         return [self._cursor.state(), 0]
 
     def move(self, position: Any) -> None:
-        """Moves to a position; only before anything is read."""
+        """Moves to a position. Must be called before the first read."""
         before, given = position
         self._cursor.restore(before)
         self._cursor.skip(given)
@@ -163,7 +163,7 @@ class DatasetIterator(Reader):
         """Returns the position after the last element.
 
         Returns:
-            A dict that `json.dumps` takes. It says which elements follow, and holds none of them.
+            A dict for `json.dumps`. It determines the following elements, but has none of their data.
         """
         if self._end is not None:
             return self._end
@@ -175,17 +175,17 @@ class DatasetIterator(Reader):
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continues after the element after which `state` was called.
+        """Continues from a position that `state` returned.
 
-        Where the source has random access, nothing is read again. Generators and compressed files are read
-        again from the beginning, up to the position.
+        If the source has random access, nothing is read again. Generators and compressed files are read
+        again from the beginning up to the position.
 
         Args:
             state: Result of `state`, of an iterator over the same pipeline in this or another process.
 
         Raises:
-            ArgumentTypeError: It is no such state.
-            DatasetError: It is the state of another pipeline.
+            ArgumentTypeError: `state` is not the result of `state()`.
+            DatasetError: `state` is of another pipeline.
         """
         if not isinstance(state, Mapping) or not {"dataset", "orders", "position"} <= set(state):
             raise ArgumentTypeError(f"state must be what an iterator's state() returned, got {state!r:.80}")
@@ -201,7 +201,7 @@ class DatasetIterator(Reader):
             self.move(state["position"])
 
     def close(self) -> None:
-        """Ends the reading, and threads that it has started. Idempotent."""
+        """Ends the reading and its threads. Idempotent."""
         if self._end is not None:
             return
         if self._reading is None:

@@ -1,4 +1,4 @@
-"""`Dataset.map` and `Dataset.filter`: functions of the user, which are called for one element at a time."""
+"""`Dataset.map` and `Dataset.filter`: functions of the user, called for one element at a time."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ class Map(Transform):
     """Applies a function to each element."""
 
     function: Callable[..., Any]
-    """Function that takes the items of a tuple as arguments, any other element as one."""
+    """The function. If the element is a tuple, its items are the arguments, else the element is."""
     parallel: int = 1
-    """Number of elements that may be worked on at once."""
+    """Maximum number of concurrent calls."""
     processes: bool = False
-    """True if they are worked on in processes, not in threads."""
+    """True to call the function in processes instead of threads."""
 
     def open(self, reading: Reading) -> Cursor:
-        """Returns the source's cursor with another table: elements are made when they are needed."""
+        """Return the source's cursor with another table, which calls the function on demand."""
         cursor = Pass(self.source.open(reading))
         pool = reading.once(self, lambda: _Pool(self.parallel, self.processes)) if self.parallel > 1 else None
         cursor.table = _Mapped(cursor.table, self.function, pool)
         return cursor
 
     def sample(self) -> Any:
-        """Returns the function's result for one element."""
+        """Return the function's result for one element."""
         return _apply(self.function, self.source.sample())
 
     def spec(self) -> Any:
-        """Returns the specs of the function's result for one element."""
+        """Return the specs of the function's result for one element."""
         sample = self.source.sample()
         source = flatten(self.source.spec())
         specs = zip(flatten(sample), source, strict=True)
@@ -64,7 +64,7 @@ class Map(Transform):
         return map_structure(widened, spec_of(_apply(self.function, sample)))
 
     def batch_size(self) -> int | None:
-        """Returns None: the function may have changed the number of rows."""
+        """Return None: the function may change the number of rows."""
         return None
 
 
@@ -74,7 +74,7 @@ class _Mapped(Table):
     Args:
         source: The other table.
         function: The function.
-        pool: Threads or processes to call it in; None to call it where the element is needed.
+        pool: Threads or processes for the calls; None to call the function in the reading thread.
     """
 
     def __init__(self, source: Table, function: Callable[..., Any], pool: _Pool | None) -> None:
@@ -85,13 +85,13 @@ class _Mapped(Table):
         self.parallel = max(source.parallel, 1 if pool is None else pool.size)
 
     def get(self, key: Any) -> Any:
-        """Returns the function's result for one element."""
+        """Return the function's result for one element."""
         if self._pool is not None:
             return self.submit(key)()
         return _apply(self._function, self._source.get(key))
 
     def submit(self, key: Any) -> Callable[[], Any]:
-        """Begins to call the function, or to make its argument."""
+        """Start calling the function, or making its argument."""
         argument = self._source.submit(key)
         if self._pool is not None:
             return self._pool.submit(self._function, argument)
@@ -112,7 +112,7 @@ class _Pool:
         self._executor: Executor | None = None
 
     def submit(self, function: Callable[..., Any], argument: Callable[[], Any]) -> Callable[[], Any]:
-        """Begins a call; returns a function that waits for its result."""
+        """Start a call; return a function that waits for its result."""
         if self._processes:
             return self._in_process(function, argument())
         if self._executor is None:
@@ -138,14 +138,14 @@ class _Pool:
         return wait
 
     def close(self) -> None:
-        """Ends threads and processes once they have finished their calls."""
+        """End threads and processes after their current calls."""
         if self._executor is not None:
             self._executor.shutdown(wait=self._processes, cancel_futures=True)
 
 
 _BROKEN = (
-    "a process that map(..., processes=True) started has ended: it was killed, or could not import the "
-    "program. Programs that use processes need `if __name__ == '__main__':` around what they do"
+    "a process of map(..., processes=True) ended: it was killed, or could not import the program. Programs "
+    "that use processes need `if __name__ == '__main__':` around their main code"
 )
 
 
@@ -158,19 +158,19 @@ class Filter(Transform):
     """Keeps the elements for which a function returns True."""
 
     predicate: Callable[..., Any]
-    """Function that takes what `Map.function` takes."""
+    """Function with the arguments of `Map.function`."""
 
     def open(self, reading: Reading) -> Cursor:
-        """Returns a cursor that makes each element to ask the function."""
+        """Return a cursor that makes each element and calls the function with it."""
         return _Filtering(self.source.open(reading), self.predicate)
 
     def cardinality(self) -> int:
-        """Returns that it is not known."""
+        """Return UNKNOWN_CARDINALITY."""
         return UNKNOWN_CARDINALITY
 
 
 class _Filtering(Pass):
-    """Cursor of a filter: over keys where elements are cheap to make again, else over the elements."""
+    """Cursor of a filter: over keys if elements are cheap to make again, else over the elements."""
 
     skip = Cursor.skip
 
@@ -183,7 +183,7 @@ class _Filtering(Pass):
             self.table = ELEMENTS
 
     def keys(self, count: int) -> list[Any]:
-        """Returns the next keys that are kept."""
+        """Return the next keys that the filter keeps."""
         kept: list[Any] = []
         if self._reader is not None:
             for element in self._reader:
@@ -206,11 +206,11 @@ class _Filtering(Pass):
         return bool(kept)
 
     def state(self) -> Any:
-        """Returns the source's position."""
+        """Return the source's position."""
         return self.source.state() if self._reader is None else self._reader.position()
 
     def restore(self, state: Any) -> None:
-        """Moves the source."""
+        """Move the source."""
         if self._reader is None:
             self.source.restore(state)
         else:
@@ -218,21 +218,21 @@ class _Filtering(Pass):
 
 
 def _call(function: Callable[..., Any], element: Any) -> Any:
-    """Calls a function of the user with an element: a tuple's items are its arguments."""
+    """Call a function of the user with an element; the items of a tuple are its arguments."""
     return function(*element) if type(element) is tuple else function(element)
 
 
 def check_portable(function: Callable[..., Any]) -> None:
-    """Raises ArgumentTypeError unless other processes can import a function."""
+    """Raise ArgumentTypeError unless other processes can import a function."""
     try:
         ForkingPickler.dumps(function)
     except Exception as error:
         raise ArgumentTypeError(
-            f"map_func cannot be given to other processes ({error}); processes=True takes functions that are "
-            "defined at the top level of a module"
+            f"map_func cannot be sent to other processes ({error}). With processes=True, define it at the "
+            "top level of a module"
         ) from error
 
 
 def processors() -> int:
-    """Returns the number of calls at once for `num_parallel_calls=AUTOTUNE`."""
+    """Return the number of concurrent calls for `num_parallel_calls=AUTOTUNE`."""
     return max(2, os.cpu_count() or 1)

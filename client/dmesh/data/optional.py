@@ -1,4 +1,4 @@
-"""`Optional`: an element, or the news that there is none."""
+"""`Optional`: an element, or the end of a dataset."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Optional:
 
     @staticmethod
     def from_value(value: Any) -> Optional:
-        """Returns one with a value.
+        """Return an `Optional` with a value.
 
         Args:
             value: The value, a structure of arrays.
@@ -36,34 +36,34 @@ class Optional:
 
     @staticmethod
     def empty(element_spec: Any = None) -> Optional:
-        """Returns one without a value.
+        """Return an `Optional` without a value.
 
         Args:
-            element_spec: Spec of the value that it could have had.
+            element_spec: Spec of the missing value.
         """
         return Optional((), lambda: element_spec)
 
     @property
     def element_spec(self) -> Any:
-        """Structure of specs of the value, or of the value that it could have had.
+        """Structure of specs of the value, or of the missing value.
 
         Raises:
-            DMeshError: The source of the value, which is asked for it, does not know.
+            DMeshError: The dataset cannot find out its spec.
         """
         return self._find_spec()
 
     def has_value(self) -> bool:
-        """Returns whether there is a value."""
+        """Return whether there is a value."""
         return bool(self._values)
 
     def get_value(self) -> Any:
-        """Returns the value.
+        """Return the value.
 
         Raises:
-            DatasetError: There is none.
+            DatasetError: There is no value.
         """
         if not self._values:
-            raise DatasetError("this Optional has no value; ask has_value() first")
+            raise DatasetError("this Optional has no value. Check has_value() first")
         return self._values[0]
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Wishes of a dataset for its distribution."""
+"""Options of a dataset for its distribution."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from dmesh.errors import ArgumentTypeError, DatasetError
 __all__ = ["AutoShardPolicy", "DistributeOptions", "Options", "SHARD_HINT"]
 
 SHARD_HINT = -1
-"""In `dataset.shard(SHARD_HINT, SHARD_HINT)`: replaced by the number of workers and this one's index."""
+"""In `dataset.shard(SHARD_HINT, SHARD_HINT)`: placeholder for number and index of the worker."""
 
 
 class AutoShardPolicy(enum.IntEnum):
     """Division of a dataset among several workers by `experimental_distribute_dataset`."""
 
     OFF = -1
-    """Not at all: every worker reads all of it."""
+    """No division: every worker reads the whole dataset."""
     AUTO = 0
     """FILE if the dataset comes from files, else DATA."""
     FILE = 1
-    """Each worker reads files of its own; there must be at least one for each."""
+    """Each worker reads some of the files; there must be at least one for each."""
     DATA = 2
     """Every worker gets its share of every batch."""
     HINT = 3
@@ -76,9 +76,9 @@ class DistributeOptions(_Freezable):
 
     @property
     def num_devices(self) -> int | None:
-        """Number of devices that a worker's input is for; None if it was not set.
+        """Number of devices of a worker; None if it was not set.
 
-        It changes nothing: a strategy knows its replicas.
+        It is ignored: a strategy knows its replicas.
         """
         return self._num_devices
 
@@ -98,7 +98,7 @@ class DistributeOptions(_Freezable):
         return f"DistributeOptions(auto_shard_policy={self.auto_shard_policy!s}{devices})"
 
     def take(self, others: DistributeOptions) -> None:
-        """Adopts options of others that are not set here."""
+        """Copy options from `others` that are not set here."""
         if self._auto_shard_policy is None:
             self._auto_shard_policy = others._auto_shard_policy
         if self._num_devices is None:

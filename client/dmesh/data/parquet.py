@@ -26,11 +26,11 @@ class ParquetFiles(FileSource):
     """Names of the columns to read; None for all."""
 
     def open(self, reading: Reading) -> Cursor:
-        """Returns a cursor that reads a row group when it gets there; those that it skips are not read."""
+        """Return a cursor that reads one row group at a time, and no skipped ones."""
         return Chunks([part for path in self.files for part in self._groups(path)])
 
     def open_file(self, path: str) -> Cursor:
-        """Returns a cursor over the rows of one file."""
+        """Return a cursor over the rows of one file."""
         return Chunks(self._groups(path))
 
     def _groups(self, path: str) -> list[tuple[int, partial[Cursor]]]:
@@ -49,12 +49,12 @@ class ParquetFiles(FileSource):
         try:
             file = parquet.ParquetFile(path, memory_map=True)
         except (pyarrow.ArrowException, OSError) as error:
-            raise FileFormatError(f"{path}: this cannot be read as a Parquet file: {error}", path) from error
+            raise FileFormatError(f"{path}: cannot be read as a Parquet file: {error}", path) from error
         known = file.schema_arrow.names
         missing = [name for name in self.columns or () if name not in known]
         if missing:
             raise FileFormatError(
-                f"{path}: there is no column {', '.join(missing)}; there are {', '.join(known)}"[:500], path
+                f"{path}: no column {', '.join(missing)}; the file has {', '.join(known)}"[:500], path
             )
         return file
 
@@ -71,23 +71,23 @@ class ParquetFiles(FileSource):
         return Count(_Ragged(columns) if ragged else Arrays(columns, size), size)
 
     def cardinality(self) -> int:
-        """Returns the number of rows, as the files say it."""
+        """Return the number of rows, read from the files' metadata."""
         return sum(int(self._opened(path).metadata.num_rows) for path in self.files)
 
 
 class _Ragged(Table):
-    """Rows of columns, of which some have arrays of different lengths."""
+    """Rows of columns some of which have arrays of different lengths."""
 
     def __init__(self, columns: Mapping[str, Any]) -> None:
         self._columns = columns
 
     def get(self, key: Any) -> Any:
-        """Returns a row as a dict."""
+        """Return a row as a dict."""
         return {name: np.asarray(column[key]) for name, column in self._columns.items()}
 
 
 def _column(path: str, name: str, column: Any) -> Any:
-    """Returns a column as an array of its rows; as a list of arrays, if their lengths differ."""
+    """Return a column as an array of its rows; as a list of arrays, if their lengths differ."""
     import pyarrow
     from pyarrow import types
 
@@ -96,8 +96,8 @@ def _column(path: str, name: str, column: Any) -> Any:
         values = pyarrow.concat_arrays(values.chunks) if values.num_chunks else pyarrow.array([], kind)
     if values.null_count:
         raise FileFormatError(
-            f"{path}: column {name} has {values.null_count} empty values, which arrays cannot hold. Leave it "
-            "out with columns=[...], or fill them",
+            f"{path}: column {name} has {values.null_count} null values, which arrays cannot hold. Omit the "
+            "column with columns=[...], or fill them",
             path,
         )
     if types.is_fixed_size_list(kind):

@@ -1,6 +1,6 @@
-"""The plan of a dataset: nodes that describe its elements, and functions over all nodes of a pipeline.
+"""Plan of a dataset: nodes, and functions over all nodes of a pipeline.
 
-A node describes; `Node.open` makes the cursor that reads it. See `cursors.py` for the execution.
+A node describes elements; `Node.open` returns a cursor that reads them (`cursors.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 INFINITE_CARDINALITY = -1
-"""`Dataset.cardinality` of a dataset without end."""
+"""`Dataset.cardinality` of an infinite dataset."""
 UNKNOWN_CARDINALITY = -2
 """`Dataset.cardinality` of a dataset whose length is only known after reading it."""
 
@@ -39,12 +39,12 @@ UNKNOWN_CARDINALITY = -2
 T = TypeVar("T")
 
 Place = tuple[tuple[int, ...], int]
-"""Place of a node in a pipeline: the inputs taken to it from the end, and the node's identity."""
+"""Position of a node: the indices of the inputs on the path from the pipeline's end, and the node's `id`."""
 
 
 @dataclass
 class Order:
-    """Random order of a shuffle: the part that changes from reading to reading."""
+    """Random order of a shuffle, which changes from reading to reading."""
 
     entropy: int
     """Seed of the order."""
@@ -54,30 +54,30 @@ class Order:
 
 @dataclass(frozen=True)
 class Reading:
-    """Context of one reading of a pipeline: the orders of its shuffles, and the repetition under way.
+    """Context of one reading of a pipeline: the orders of its shuffles, and the current repetition.
 
-    Each shuffle has its number of the reading from the beginning, so that the order of elements does not
-    depend on how far a reading runs ahead.
+    The number of the reading is fixed for each shuffle at the beginning, so that the order of elements does
+    not depend on prefetching.
     """
 
     orders: dict[Place, Order]
     """For each shuffle: entropy and number of this reading."""
     shared: tuple[Order, ...] = ()
-    """The shuffles' own orders, which count their readings; in the order of `orders`."""
+    """The nodes' own `Order` objects, which count readings; in the order of `orders`."""
     made: dict[Place, Any] = field(default_factory=dict)
-    """Objects that all repetitions of this reading use, such as pools of threads."""
+    """Objects shared by all repetitions of this reading, such as thread pools."""
     branches: tuple[int, ...] = ()
-    """Indices of the inputs taken from the end of the pipeline to the node that is opened."""
+    """Indices of the inputs on the path from the end of the pipeline to the node that is opened."""
     repetitions: tuple[int, ...] = ()
-    """Numbers of the repetitions under way, outermost first."""
+    """Numbers of the current repetitions, outermost first."""
 
     @classmethod
     def begin(cls, node: Node, *, counts: bool = True) -> Reading:
-        """Begins another reading of a pipeline.
+        """Begin another reading of a pipeline.
 
         Args:
             node: The last node.
-            counts: False if the reading does not change the order of the next one.
+            counts: False to leave the order of the next reading unchanged.
         """
         orders, shared = {}, []
         for branches, shuffle, order in _shuffles(node, ()):
@@ -87,7 +87,7 @@ class Reading:
         return cls(orders, tuple(shared))
 
     def once(self, node: Node, make: Callable[[], T]) -> T:
-        """Returns an object of a node's that is made once in this reading; `close` closes it."""
+        """Return an object of a node that is made once for this reading; `close` closes it."""
         place = self.branches, id(node)
         if place not in self.made:
             self.made[place] = make()
@@ -95,32 +95,32 @@ class Reading:
         return made
 
     def close(self) -> None:
-        """Closes the objects that were made for the reading."""
+        """Close the objects that were made for the reading."""
         for made in self.made.values():
             if hasattr(made, "close"):
                 made.close()
 
     def order(self, node: Node) -> Order:
-        """Returns a shuffle's entropy and its number of this reading."""
+        """Return a shuffle's entropy, and the number of this reading for it."""
         return self.orders[self.branches, id(node)]
 
     def repetition(self, number: int) -> Reading:
-        """Returns the context of one repetition."""
+        """Return the context of one repetition."""
         return dataclasses.replace(self, repetitions=(*self.repetitions, number))
 
     def branch(self, index: int) -> Reading:
-        """Returns the context of one of several inputs."""
+        """Return the context of one of several inputs."""
         return dataclasses.replace(self, branches=(*self.branches, index))
 
     def state(self) -> list[list[int]]:
-        """Returns the orders, to be restored."""
+        """Return the orders, to be restored."""
         return [[order.entropy, order.readings] for order in self.orders.values()]
 
     def restore(self, state: Sequence[Sequence[int]]) -> None:
-        """Takes over the orders of another reading; later readings continue from there.
+        """Adopt the orders of another reading; later readings continue from there.
 
         Raises:
-            DatasetError: They are those of another pipeline.
+            DatasetError: The orders are those of another pipeline.
         """
         if len(state) != len(self.orders):
             raise DatasetError(
@@ -140,9 +140,9 @@ def _shuffles(node: Node, branches: tuple[int, ...]) -> Iterator[tuple[tuple[int
 
 
 class Node(ABC):
-    """A source of elements, or a transform that makes elements of those of other nodes.
+    """A source of elements, or a transform of the elements of other nodes.
 
-    Nodes do not change; one may be read several times at once.
+    Nodes are immutable; several readings may use one at the same time.
     """
 
     shuffled: Order | None = None
@@ -159,23 +159,23 @@ class Node(ABC):
         return ()
 
     def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
-        """Returns this node reading other nodes."""
+        """Return this node with other inputs."""
         assert not inputs
         return self
 
     @abstractmethod
     def open(self, reading: Reading) -> Cursor:
-        """Returns a cursor at the first element."""
+        """Return a cursor at the first element."""
 
     @abstractmethod
     def cardinality(self) -> int:
-        """Returns the number of elements, or one of the two constants."""
+        """Return the number of elements, or one of the two constants."""
 
     def sample(self) -> Any:
-        """Returns an element to learn structure, dtypes and shapes from.
+        """Return an element from which structure, dtypes and shapes are inferred.
 
         Raises:
-            DatasetError: There is none.
+            DatasetError: The dataset is empty.
         """
         reading = Reading.begin(self, counts=False)
         cursor = self.open(reading)
@@ -186,22 +186,22 @@ class Node(ABC):
             cursor.close()
             reading.close()
         raise DatasetError(
-            "the dataset has no elements, so nothing is known of their structure; "
-            "from_generator and from_iterable take it as output_signature"
+            "the dataset has no elements, so their structure is unknown. Pass output_signature to "
+            "from_generator or from_iterable"
         )
 
     def spec(self) -> Any:
-        """Returns the structure of specs of all elements. Reads an element if nothing else says it."""
+        """Return the structure of specs of all elements. Read an element if necessary."""
         return spec_of(self.sample())
 
     def batch_size(self) -> int | None:
-        """Returns the number of rows of all elements but the last; None if it is not known."""
+        """Return the number of rows of all elements but the last; None if it is not known."""
         return None
 
 
 @dataclass(frozen=True, eq=False)
 class Transform(Node):
-    """A node that reads one other; unless a subclass says otherwise, its elements are like the source's."""
+    """A node with one input. By default, its elements are like the source's."""
 
     source: Node
     """Node that it reads."""
@@ -212,42 +212,42 @@ class Transform(Node):
         return (self.source,)
 
     def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
-        """Returns this transform reading another node."""
+        """Return this transform with another input."""
         [source] = inputs
         return dataclasses.replace(self, source=source)
 
     def cardinality(self) -> int:
-        """Returns the number of the source's elements."""
+        """Return the number of the source's elements."""
         return self.source.cardinality()
 
     def sample(self) -> Any:
-        """Returns an element of the source."""
+        """Return an element of the source."""
         return self.source.sample()
 
     def spec(self) -> Any:
-        """Returns the source's specs."""
+        """Return the source's specs."""
         return self.source.spec()
 
     def batch_size(self) -> int | None:
-        """Returns the source's batch size."""
+        """Return the source's batch size."""
         return self.source.batch_size()
 
 
 def walk(node: Node) -> Iterator[Node]:
-    """Yields a node and all that it reads, directly or not."""
+    """Yield a node and all its direct and indirect inputs."""
     yield node
     for below in node.inputs:
         yield from walk(below)
 
 
 def transform(node: Node, change: Callable[[Node], Node]) -> Node:
-    """Returns a pipeline with every node replaced by the result of `change`, sources first."""
+    """Return a pipeline with every node replaced by the result of `change`, sources first."""
     inputs = tuple(transform(below, change) for below in node.inputs)
     return change(node.with_inputs(inputs) if inputs else node)
 
 
 def static_batch_size(node: Node) -> int | None:
-    """Returns the number of rows of all elements but the last, if the transforms or the spec say it."""
+    """Return the number of rows of all elements but the last, if the transforms or the spec tell."""
     known = node.batch_size()
     return static_rows(node.spec()) if known is None else known
 

@@ -1,4 +1,4 @@
-"""Reading ahead: an iterator in a thread of its own, with bounded buffer, which ends with its reader."""
+"""Prefetching: an iterator in its own thread, with a bounded buffer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _AHEAD = 2
 
 
 class _Buffer(Generic[T]):
-    """State of both threads. The filling one does not hold the reader, so that it can be forgotten."""
+    """State shared by both threads, so that the filling one needs no reference to the reader."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -35,7 +35,7 @@ class _Buffer(Generic[T]):
         self.error: BaseException | None = None
 
     def put(self, item: T) -> bool:
-        """Adds an item when there is room; returns False if the reader has ended."""
+        """Waits for room and adds an item; returns False if the reader has ended."""
         with self.changed:
             while len(self.items) >= self.size and not self.stopped:
                 self.changed.wait()
@@ -76,14 +76,13 @@ def _fill(buffer: _Buffer[T], source: Callable[[], Iterator[T]]) -> None:
 class Prefetcher(Iterator[T]):
     """Reads an iterator in a background thread, at most `size` items ahead.
 
-    What the iterator raises is raised here, after the items that came before. The thread ends with the
-    iterator, with `close`, or with the last reference to the prefetcher; at the latest when the item is there
-    that it is working on.
+    An exception of the iterator is raised here, after the preceding items. The thread ends after its current
+    item when the iterator ends, on `close`, or when the prefetcher is freed.
 
     Args:
-        source: Function that makes the iterator; called, like everything of it, in the thread, which has a
-            copy of the caller's context variables.
-        size: Number of items that may wait, at least 1.
+        source: Function that returns the iterator. The thread calls it and the iterator, with a copy of the
+            caller's context variables.
+        size: Maximum number of buffered items, at least 1.
         name: Name of the thread.
     """
 
@@ -110,7 +109,7 @@ class Prefetcher(Iterator[T]):
         raise StopIteration
 
     def stop(self) -> None:
-        """Ends the thread, without waiting for it."""
+        """Tells the thread to end, without waiting for it."""
         self._finalizer()
 
     def close(self) -> None:
@@ -122,13 +121,13 @@ class Prefetcher(Iterator[T]):
 
 @dataclass(frozen=True, eq=False)
 class Prefetch(Transform):
-    """Reads ahead in a thread."""
+    """Prefetches elements in a thread."""
 
     buffer_size: int
-    """Number of elements; 0 for none, negative for a number that suits."""
+    """Maximum number of elements read ahead; 0 for no thread, negative for AUTOTUNE."""
 
     def open(self, reading: Reading) -> Cursor:
-        """Returns a cursor over elements that a thread has made."""
+        """Returns a cursor over elements that a thread makes."""
         source = self.source.open(reading)
         if self.buffer_size == 0:
             return source
@@ -145,13 +144,13 @@ class _Prefetching(Cursor):
         self._size = size
         self._prefetcher: Prefetcher[tuple[Any, Any]] | None = None
         self._position: Any = None
-        """Position of the reader after the last element that was taken."""
+        """Position of the reader after the last returned element."""
 
     def keys(self, count: int) -> list[Any]:
         """Returns the next element."""
         if self._prefetcher is None:
             self._position = self._reader.position()  # from now on, the thread moves it
-            # The thread must not hold this object, with which it ends.
+            # The thread must not reference this object: it ends when the object is freed.
             self._prefetcher = Prefetcher(
                 partial(_with_positions, self._reader), self._size, "dmesh-data-prefetch"
             )
@@ -161,7 +160,7 @@ class _Prefetching(Cursor):
         return []
 
     def state(self) -> Any:
-        """Returns the position after the last element that was taken."""
+        """Returns the position after the last returned element."""
         return self._reader.position() if self._position is None else self._position
 
     def restore(self, state: Any) -> None:
@@ -169,7 +168,7 @@ class _Prefetching(Cursor):
         self._reader.move(state)
 
     def close(self) -> None:
-        """Ends the thread, without waiting for it; it closes the source."""
+        """Tells the thread to end and close the source, without waiting for it."""
         if self._prefetcher is None:
             self._reader.close()
         else:

@@ -1,4 +1,4 @@
-"""Transforms that take batches apart and make others: of their rows' keys, where those are known."""
+"""Transforms that split batches and make other ones; they work on the rows' keys if those are known."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ __all__ = ["Rebatch", "Split", "Unbatch"]
 
 
 class _Rows(Transform):
-    """A transform for which the rows of the source's elements are what counts."""
+    """A transform of the rows of the source's elements."""
 
     def sample(self) -> Any:
-        """Returns an element of the source."""
+        """Return an element of the source."""
         return self.source.sample()
 
     def spec(self) -> Any:
@@ -33,25 +33,25 @@ class _Rows(Transform):
         return with_rows(self.source.spec(), None)
 
     def batch_size(self) -> int | None:
-        """Returns None: the numbers differ."""
+        """Return None: the number of rows varies."""
         return None
 
     def cardinality(self) -> int:
-        """Returns that it is not known, unless the source is empty or has no end."""
+        """Return UNKNOWN_CARDINALITY, unless the source is empty or infinite."""
         number = self.source.cardinality()
         return number if number in (0, -1) else UNKNOWN_CARDINALITY
 
 
 @dataclass(frozen=True, eq=False)
 class Unbatch(_Rows):
-    """Makes an element of each row."""
+    """Splits each element into its rows."""
 
     def open(self, reading: Reading) -> Cursor:
-        """Returns a cursor over the rows."""
+        """Return a cursor over the rows."""
         return _Unbatching(self.source.open(reading), "unbatch()")
 
     def sample(self) -> Any:
-        """Returns a row."""
+        """Return a row."""
         reading = Reading.begin(self, counts=False)
         reader = Reader(self.open(reading))
         try:
@@ -69,18 +69,19 @@ class Unbatch(_Rows):
 
 @dataclass(frozen=True, eq=False)
 class Rebatch(_Rows):
-    """Makes batches of given sizes of rows, across the borders of the source's batches.
+    """Makes batches of given sizes, across the boundaries of the source's batches.
 
-    With two batches of 7 rows and the sizes 2, 2, 2, 1 it yields those, twice. A last batch has what is left.
+    Two batches of 7 rows and the sizes 2, 2, 2, 1 yield batches of these sizes, twice. The last batch has the
+    remaining rows.
     """
 
     sizes: tuple[int, ...]
-    """Sizes, one after the other, and again from the first one; some may be 0, not all."""
+    """Sizes, used in turn; some may be 0, but not all."""
     drop_remainder: bool = False
-    """True if a last batch of fewer rows is left out."""
+    """True to drop a last batch with fewer rows."""
 
     def open(self, reading: Reading) -> Cursor:
-        """Returns a cursor that takes pieces of batches."""
+        """Return a cursor over the new batches."""
         return _Rebatching(self.source.open(reading), self)
 
     def spec(self) -> Any:
@@ -91,29 +92,29 @@ class Rebatch(_Rows):
         return with_rows(source, size if same else None)
 
     def none(self) -> Any:
-        """Returns a batch of no rows."""
+        """Return a batch without rows."""
         return empty_like(self.spec())
 
 
 @dataclass(frozen=True, eq=False)
 class Split(_Rows):
-    """Cuts each element into a given number of parts of equal size, the last ones smaller, some empty."""
+    """Splits each element into a given number of equal parts; the last ones may be smaller or empty."""
 
     parts: int
     """Number of parts."""
 
     def open(self, reading: Reading) -> Cursor:
-        """Returns a cursor over the parts."""
+        """Return a cursor over the parts."""
         return _Splitting(self.source.open(reading), self.parts)
 
     def cardinality(self) -> int:
-        """Returns the number of parts."""
+        """Return the number of parts."""
         number = self.source.cardinality()
         return number if number < 0 else number * self.parts
 
 
 class _Batched(Cursor):
-    """Cursor that takes batches apart: their rows' keys where they are known, else the batches themselves.
+    """Cursor that splits batches: their rows' keys if known, else the batches themselves.
 
     Args:
         source: Cursor over batches.
@@ -129,7 +130,7 @@ class _Batched(Cursor):
         self.lazy = source.lazy and self._rows is not None
 
     def next_batch(self) -> Any:
-        """Returns the next batch, or its keys; None at the end."""
+        """Return the next batch, or its keys; None at the end."""
         if self._reader is not None:
             return next(self._reader, None)
         for keys in self._source.keys(1):
@@ -137,11 +138,11 @@ class _Batched(Cursor):
         return None
 
     def length(self, batch: Any) -> int:
-        """Returns the number of rows of a batch."""
+        """Return the number of rows of a batch."""
         return len(batch) if self._reader is None else rows_of(batch, self._what)
 
     def cut(self, batch: Any, start: int, stop: int) -> Any:
-        """Returns some rows of a batch."""
+        """Return some rows of a batch."""
         if self._rows is None:
             return cut(batch, start, stop)
         if isinstance(batch, NoRows):
@@ -150,18 +151,18 @@ class _Batched(Cursor):
         return keys if len(keys) else NoRows(lambda: cut(gather(like), 0, 0))
 
     def state(self) -> Any:
-        """Returns the position after the last batch."""
+        """Return the position after the last batch."""
         return self._source.state() if self._reader is None else self._reader.position()
 
     def restore(self, state: Any) -> None:
-        """Moves the source."""
+        """Move the source."""
         if self._reader is None:
             self._source.restore(state)
         else:
             self._reader.move(state)
 
     def close(self) -> None:
-        """Ends the source's reading."""
+        """End the source's reading."""
         self._source.close()
 
 
@@ -169,10 +170,10 @@ class _InParts(_Batched):
     """Cursor over parts of one batch after the other."""
 
     _before: Any = None
-    """Position before the batch that is under way."""
+    """Position before the current batch."""
     _batch: Any = None
     _total = _given = 0
-    """Number of parts of the batch that is under way, and how many of them have been read."""
+    """Number of parts of the current batch, and number of parts read."""
 
     def _begin(self) -> bool:
         """Read the next batch; return whether there is one."""
@@ -182,18 +183,18 @@ class _InParts(_Batched):
         return self._batch is not None
 
     def _advance(self, count: int) -> tuple[int, int]:
-        """Return the bounds of the next parts, which count as read from now on."""
+        """Return the bounds of the next parts, and mark them as read."""
         start, self._given = self._given, min(self._given + count, self._total)
         return start, self._given
 
     def state(self) -> list[Any]:
-        """Returns the position before the batch that is under way, and the number of its parts so far."""
+        """Return the position before the current batch, and the number of parts read."""
         if self._given == self._total:
             return [super().state(), 0]
         return [self._before, self._given]
 
     def restore(self, state: Any) -> None:
-        """Moves into a batch."""
+        """Move into a batch."""
         before, given = state
         super().restore(before)
         self.skip(given)
@@ -208,7 +209,7 @@ class _Unbatching(_InParts):
             self.table = self._rows
 
     def keys(self, count: int) -> Keys:
-        """Returns keys of rows of one batch."""
+        """Return keys of rows of one batch."""
         while self._given == self._total:
             if not self._begin():
                 return []
@@ -230,7 +231,7 @@ class _Splitting(_InParts):
         self._parts = parts
 
     def keys(self, count: int) -> list[Any]:
-        """Returns parts of one batch; of several, if these are whole and cost nothing."""
+        """Return parts of one batch; of several batches, if they are complete and cost nothing."""
         if self._given == self._total:
             if self.lazy and count >= self._parts:
                 batches = self._source.keys(count // self._parts)
@@ -254,14 +255,14 @@ class _Rebatching(_Batched):
         self._turn = 0
         """Index of the next size."""
         self._waiting: deque[tuple[Any, Any, int]] = deque()
-        """Batches that have been read: the position before each, its rows, and how many of them are gone."""
+        """Batches read: the position before each, its rows, and the number of rows returned."""
         self._available = 0
         self._begun = False
         self._like: Any = None
-        """First batch that was read: it shows what no rows look like."""
+        """First batch that was read, the model of batches without rows."""
 
     def keys(self, count: int) -> list[Any]:
-        """Returns the next batch."""
+        """Return the next batch."""
         wanted = self._node.sizes[self._turn]
         while self._available < wanted or not self._begun:
             if not self._read():
@@ -282,7 +283,7 @@ class _Rebatching(_Batched):
         return True
 
     def _take(self, rows: int) -> Any:
-        """Returns the first rows; there must be as many."""
+        """Return the first `rows` rows, which must have been read."""
         self._available -= rows
         taken = []
         while rows:
@@ -306,12 +307,12 @@ class _Rebatching(_Batched):
         return self._node.none() if self._rows is None else NoRows(self._node.none)
 
     def state(self) -> list[Any]:
-        """Returns the turn, the position before the first batch that is not used up, and its rows so far."""
+        """Return the index of the size, and the position before the first batch with rows left and in it."""
         before, _, gone = self._waiting[0] if self._waiting else (super().state(), None, 0)
         return [self._turn, self._begun, before, gone]
 
     def restore(self, state: Any) -> None:
-        """Moves into a batch."""
+        """Move into a batch."""
         self._turn, self._begun, before, gone = state
         super().restore(before)
         if gone:
@@ -323,4 +324,4 @@ def _concatenated(*leaves: NDArray[Any]) -> NDArray[Any]:
         return np.concatenate(leaves)
     except ValueError as error:
         shapes = ", ".join(str(leaf.shape) for leaf in leaves)
-        raise DatasetError(f"rebatch() cannot put rows of different shapes together: {shapes}") from error
+        raise DatasetError(f"rebatch() cannot combine rows of different shapes: {shapes}") from error

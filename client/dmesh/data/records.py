@@ -1,8 +1,8 @@
 """TFRecord files: records of any bytes, each with its length and checksums; and `tf.train.Example` in them.
 
 A record is its length (8 bytes, little-endian), the masked CRC-32C of these 8 bytes, the data, and the data's
-masked CRC-32C. Files may be compressed as a whole. Checksums of lengths are verified when a
-record is read, those of data when it is needed: not of records that are skipped, or another worker's.
+masked CRC-32C. Files may be compressed as a whole. The checksum of the length is verified when a record is
+read, that of the data only when the data is needed: not for skipped records, nor for those of other workers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dmesh.structure import map_structure
 __all__ = ["RecordFiles", "TFRecordWriter", "checked_compression"]
 
 LONGEST_RECORD = 1 << 30
-"""Bytes that a record may have."""
+"""Maximum size of a record, bytes."""
 _LENGTH = struct.Struct("<Q")
 _CHECKSUM = struct.Struct("<I")
 _CHUNK = 1 << 16
@@ -41,14 +41,14 @@ _Record = tuple[int, bytes, int]
 
 
 class _Reads(Protocol):
-    """A file that is read, or what unpacks one."""
+    """A file, or a decompressor with the interface of one."""
 
     def read(self, size: int, /) -> bytes:
         """Return the next bytes; fewer at the end only."""
 
 
 class _Inflating:
-    """Unpacks a file that is compressed with ZLIB.
+    """Decompresses a ZLIB file.
 
     Args:
         file: The file.
@@ -74,10 +74,10 @@ class _Inflating:
 
 
 def checked_compression(compression: str | None) -> str:
-    """Return a kind of compression as TensorFlow names it.
+    """Return TensorFlow's name of a compression type.
 
     Raises:
-        DatasetError: There is none of that name.
+        DatasetError: There is no such type.
     """
     if compression in (None, ""):
         return ""
@@ -96,7 +96,7 @@ class RecordFiles(FileSource):
     """Features to read of a `tf.train.Example` in each record; None for the records' bytes."""
 
     def open_file(self, path: str) -> Cursor:
-        """Returns a cursor over the records of one file, which are checked and parsed when needed."""
+        """Return a cursor over the records of one file, which are checked and parsed when needed."""
         return Streamed(lambda: self._read(path), _Parsed(path, self.features))
 
     def _read(self, path: str) -> Iterator[_Record]:
@@ -114,24 +114,24 @@ class RecordFiles(FileSource):
         return _Inflating(file) if self.compression else file
 
     def cardinality(self) -> int:
-        """Returns that it is not known: files would have to be read."""
+        """Return UNKNOWN_CARDINALITY: counting would take reading the files."""
         return UNKNOWN_CARDINALITY
 
     def spec(self) -> Any:
-        """Returns the specs of a record."""
+        """Return the specs of a record."""
         if self.features is None:
             return TensorSpec((None,), np.uint8)
         return {name: feature.spec for name, feature in self.features.items()}
 
     def sample(self) -> Any:
-        """Returns a record of zeros."""
+        """Return a record of zeros."""
         return map_structure(
             lambda spec: np.zeros([length or 0 for length in spec.shape], spec.dtype), self.spec()
         )
 
 
 class _Parsed(Table):
-    """Records of a file; a key is a record as it is in the file.
+    """Records of a file; a key is a raw record.
 
     Args:
         path: Path of the file, for messages.
@@ -143,11 +143,11 @@ class _Parsed(Table):
         self._features = features
 
     def get(self, key: Any) -> Any:
-        """Returns the example in a record, or its bytes, once its checksum has been compared."""
+        """Verify a record's checksum; return its example or its bytes."""
         number, data, checksum = key
         try:
             if checksum != masked_crc32c(data):
-                raise ValueError("the checksum of its data is wrong: the file is damaged")
+                raise ValueError("its data has a wrong checksum: the file is damaged")
             return (
                 np.frombuffer(data, np.uint8) if self._features is None else features_of(data, self._features)
             )
@@ -160,7 +160,7 @@ def _unreadable(path: str, number: int, error: Exception) -> FileFormatError:
 
 
 def _records(file: _Reads) -> Iterator[tuple[bytes, int]]:
-    """Yields the data of the records of an open file, each with the checksum that it should have.
+    """Yield the data of the records of an open file, each with its stored checksum.
 
     Raises:
         ValueError: A length, or its checksum, is wrong.
@@ -172,12 +172,12 @@ def _records(file: _Reads) -> Iterator[tuple[bytes, int]]:
         length_bytes = head[: _LENGTH.size]
         if _CHECKSUM.unpack_from(head, _LENGTH.size)[0] != masked_crc32c(length_bytes):
             raise ValueError(
-                "the checksum of its length is wrong: the file is damaged, compressed in another way, or no "
+                "its length has a wrong checksum: the file is damaged, compressed in another way, or not a "
                 "TFRecord file"
             )
         (length,) = _LENGTH.unpack(length_bytes)
         if length > LONGEST_RECORD:
-            raise ValueError(f"it has {length} bytes, more than the {LONGEST_RECORD} that are read")
+            raise ValueError(f"it has {length} bytes, more than the limit of {LONGEST_RECORD}")
         body = file.read(length + _CHECKSUM.size)
         if len(body) < length + _CHECKSUM.size:
             raise EOFError("the file ends within it")
@@ -185,7 +185,7 @@ def _records(file: _Reads) -> Iterator[tuple[bytes, int]]:
 
 
 class TFRecordWriter:
-    """Writes a TFRecord file: a dataset at once, or record by record in a `with` block.
+    """Writes a TFRecord file: a whole dataset, or record by record in a `with` block.
 
     ```python
     with dmesh.data.experimental.TFRecordWriter("digits.tfrecord") as writer:
@@ -197,7 +197,7 @@ class TFRecordWriter:
         compression_type: GZIP or ZLIB; None or empty for none.
 
     Raises:
-        DatasetError: There is no such compression.
+        DatasetError: The compression type is unknown.
     """
 
     def __init__(self, filename: str | PathLike[str], compression_type: str | None = None) -> None:
@@ -207,7 +207,7 @@ class TFRecordWriter:
         self._packed: Any = None
 
     def write(self, dataset: Iterable[Any]) -> None:
-        """Write a dataset, whose elements are as for `write_record`, as the whole file."""
+        """Write the file from a dataset, whose elements are as for `write_record`."""
         with self:
             for element in dataset:
                 self.write_record(element)
@@ -216,7 +216,7 @@ class TFRecordWriter:
         """Write one record: bytes; an array of bytes; or a dict, which becomes a `tf.train.Example`.
 
         Raises:
-            ArgumentTypeError: It is none of these.
+            ArgumentTypeError: `record` has another type.
             DatasetError: The file is not open.
         """
         if self._packed is None:
@@ -243,7 +243,7 @@ class TFRecordWriter:
     def __enter__(self) -> Self:
         self._file = open(self._filename, "wb")
         if self._compression == "GZIP":
-            # Without name and time in it, so that equal records are equal files.
+            # No name and time in the header, so that equal records give equal files.
             self._packed = gzip.GzipFile("", fileobj=self._file, mode="wb", mtime=0)
         else:
             self._packed = _Deflating(self._file) if self._compression else self._file
@@ -257,7 +257,7 @@ class TFRecordWriter:
 
 
 class _Deflating:
-    """Packs a file with ZLIB.
+    """Compresses a file with ZLIB.
 
     Args:
         file: The file.
@@ -284,6 +284,6 @@ def _as_bytes(record: Any) -> bytes:
     if isinstance(record, bytes | bytearray | memoryview):
         return bytes(record)
     raise ArgumentTypeError(
-        f"a record is bytes, a one-dimensional array of uint8, or a dict for a tf.train.Example; got "
+        f"a record must be bytes, a one-dimensional array of uint8, or a dict for a tf.train.Example; got "
         f"{type(record).__name__}"
     )

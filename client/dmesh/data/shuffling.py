@@ -1,4 +1,4 @@
-"""`Dataset.shuffle`: keys in random order, drawn from a buffer of the next ones."""
+"""`Dataset.shuffle`: keys in random order, drawn from a buffer."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from dmesh.data.pipeline import Order, Reading, Transform
 __all__ = ["Shuffle"]
 
 _DRAWS = 1024
-"""Random numbers that are drawn at once."""
+"""Number of random numbers drawn at once."""
 
 
 @dataclass(frozen=True, eq=False)
 class Shuffle(Transform):
-    """Draws each element at random from a buffer of the next ones."""
+    """Draws each element at random from a buffer of the next elements."""
 
     buffer_size: int
     """Number of elements to draw from."""
     seed: int | None
     """Seed of the order; None for another order in each process."""
     reshuffle: bool
-    """True if each reading has an order of its own."""
+    """True if each reading has a different order."""
     entropy: int = field(default_factory=lambda: secrets.randbits(63))
-    """Seed if none is given."""
+    """Random seed that replaces a missing one."""
     shuffled: Order = field(init=False, repr=False)
     """Order of the elements."""
 
@@ -38,7 +38,7 @@ class Shuffle(Transform):
         object.__setattr__(self, "shuffled", Order(self.entropy if self.seed is None else self.seed))
 
     def open(self, reading: Reading) -> Cursor:
-        """Returns a cursor that draws keys."""
+        """Return a cursor that draws keys."""
         order = reading.order(self)
         numbers = (order.readings, *reading.repetitions) if self.reshuffle else (0,)
         entropy = [abs(order.entropy), int(order.entropy < 0), *numbers]
@@ -48,8 +48,8 @@ class Shuffle(Transform):
 class _Drawing(Pass):
     """Cursor of a shuffle.
 
-    While the source has keys, each one that comes takes the place of the one that is drawn. Then the rest of
-    the buffer follows in a random order.
+    Each key drawn from the buffer is replaced by the source's next key. At the end of the source, the rest of
+    the buffer follows in random order.
     """
 
     def __init__(self, source: Cursor, size: int, generator: np.random.Generator) -> None:
@@ -57,15 +57,15 @@ class _Drawing(Pass):
         self._size = size
         self._generator = generator
         self._start: Any = None
-        """Position of the source at the beginning."""
+        """Initial position of the source."""
         self._given = 0
         self._buffer: Any = None
         self._draws: NDArray[np.int64] = np.empty(0, np.int64)
         self._rest: NDArray[np.int64] | deque[Any] | None = None
-        """Keys to come once the source has ended, in order."""
+        """Keys that remain after the end of the source, in order."""
 
     def keys(self, count: int) -> Keys:
-        """Draws keys."""
+        """Draw keys."""
         if self._buffer is None:
             self._fill()
         if self._rest is None:
@@ -89,17 +89,17 @@ class _Drawing(Pass):
         return block
 
     def skip(self, count: int) -> int:
-        """Draws keys and forgets them."""
+        """Draw keys and drop them."""
         return Cursor.skip(self, count)
 
     def _fill(self) -> None:
         self._start = self.source.state()
         filled = read(self.source, self._size)
-        # Only row numbers are exchanged many at a time.
+        # Only row numbers can be exchanged many at a time.
         self._buffer = filled if isinstance(filled, list) else as_array(filled).copy()
 
     def _exchange(self, count: int) -> Keys:
-        """Puts the source's next keys into the buffer, and returns those whose places they take."""
+        """Put the source's next keys into the buffer, and return the keys they replace."""
         if len(self._buffer) < self._size:
             return []  # the source has ended
         coming = self.source.keys(count)
@@ -121,11 +121,11 @@ class _Drawing(Pass):
         return drawn
 
     def state(self) -> list[Any]:
-        """Returns where the source began, and the number of keys so far: `restore` draws again from there."""
+        """Return the source's initial position and the number of keys drawn; `restore` repeats the draws."""
         return [self.source.state() if self._buffer is None else self._start, self._given]
 
     def restore(self, state: Any) -> None:
-        """Draws again up to a position."""
+        """Draw all keys up to a position again."""
         start, given = state
         self.source.restore(start)
         self.skip(given)
@@ -134,11 +134,11 @@ class _Drawing(Pass):
 def _exchange_rows(
     buffer: NDArray[np.int64], coming: NDArray[np.int64], places: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Does what a loop over `drawn = buffer[place]; buffer[place] = key` does, without one."""
+    """Vectorized loop over `drawn = buffer[place]; buffer[place] = key`."""
     order = np.argsort(places, kind="stable")
     ordered = places[order]
     drawn = buffer[places]
-    # A place that is drawn again holds the key that came to it last.
+    # A place that is drawn repeatedly has the key that was put there last.
     again = np.nonzero(ordered[1:] == ordered[:-1])[0]
     drawn[order[again + 1]] = coming[order[again]]
     last = np.append(ordered[1:] != ordered[:-1], True)

@@ -38,39 +38,39 @@ class Rows(Node):
         return self._name
 
     def open(self, reading: Reading) -> Cursor:
-        """Returns a cursor over the rows."""
+        """Return a cursor over the rows."""
         return Count(self.table, self.size)
 
     def cardinality(self) -> int:
-        """Returns the number of rows."""
+        """Return the number of rows."""
         return self.size
 
     def spec(self) -> Any:
-        """Returns the specs of a row."""
+        """Return the specs of a row."""
         if isinstance(self.table, Arrays):
             return map_structure(lambda leaf: TensorSpec(leaf.shape[1:], leaf.dtype), self.table.arrays)
         return super().spec()
 
     def sample(self) -> Any:
-        """Returns a row; of zeros, if there is none."""
+        """Return a row, or zeros if there are no rows."""
         if self.size or not isinstance(self.table, Arrays):
             return super().sample()
         return map_structure(lambda leaf: np.zeros(leaf.shape[1:], leaf.dtype), self.table.arrays)
 
 
 def single(element: Any) -> Rows:
-    """Returns a source of one element, a structure of arrays."""
+    """Return a source of one element, a structure of arrays."""
     return Rows(Arrays(map_structure(lambda leaf: leaf[None], element), 1), "from_tensors()")
 
 
 def slices(element: Any) -> Rows:
-    """Returns a source of the rows of arrays.
+    """Return a source of the rows of arrays.
 
     Args:
         element: A structure of arrays with equal first lengths. They are not copied.
 
     Raises:
-        DatasetError: An array has no dimension, or another first length than the others.
+        DatasetError: An array has no dimension, or the first lengths differ.
     """
     leaves = flatten(element)
     if not leaves:
@@ -78,8 +78,8 @@ def slices(element: Any) -> Rows:
     lengths = [leaf.shape[0] if leaf.ndim else None for leaf in leaves]
     if None in lengths:
         raise DatasetError(
-            "from_tensor_slices() needs arrays of at least one dimension, to take slices along it; a "
-            "single value is for from_tensors()"
+            "from_tensor_slices() slices arrays along their first dimension, but one has none. Use "
+            "from_tensors() for a single value"
         )
     if len(set(lengths)) > 1:
         raise DatasetError(f"from_tensor_slices() needs arrays of equal first lengths, got {lengths}")
@@ -88,7 +88,7 @@ def slices(element: Any) -> Rows:
 
 @dataclass(frozen=True, eq=False)
 class Range(Node):
-    """Integers of equal distances."""
+    """Evenly spaced integers."""
 
     numbers: range
     """The range."""
@@ -96,26 +96,26 @@ class Range(Node):
     """Type of the arrays."""
 
     def open(self, reading: Reading) -> Cursor:
-        """Returns a cursor over the numbers."""
+        """Return a cursor over the numbers."""
         return Count(Numbers(self.numbers, self.dtype), len(self.numbers))
 
     def cardinality(self) -> int:
-        """Returns the number of numbers."""
+        """Return the number of numbers."""
         return len(self.numbers)
 
     def spec(self) -> Any:
-        """Returns the spec of a number."""
+        """Return the spec of a number."""
         return TensorSpec((), self.dtype)
 
 
 @dataclass(frozen=True, eq=False)
 class Iterated(Node):
-    """Elements of an iterable, iterated anew for each reading."""
+    """Elements of an iterable, which is iterated again for each reading."""
 
     start: Callable[[], Iterable[Any]]
-    """Function that makes it."""
+    """Function that returns the iterable."""
     signature: Any = None
-    """Structure of specs that all elements must have; None to take what comes."""
+    """Structure of specs of all elements; None to accept any."""
     what: str = "the generator"
     """Name of the source, for messages."""
     length: int = UNKNOWN_CARDINALITY
@@ -123,12 +123,12 @@ class Iterated(Node):
     rows: int | None = None
     """Number of rows of all elements but the last, if known."""
     lists_are_tuples: bool = False
-    """True if a list that holds arrays or structures is taken for a tuple."""
+    """True if lists of arrays or structures become tuples."""
     convert: Callable[[Any], Any] | None = None
-    """Function that makes a structure of arrays of each item."""
+    """Function that converts an item into a structure of arrays."""
 
     def open(self, reading: Reading) -> Cursor:
-        """Returns a cursor over the items, as arrays."""
+        """Return a cursor over the items, as arrays."""
         return Streamed(self._elements)
 
     def _elements(self) -> Generator[Any, None, None]:
@@ -152,11 +152,11 @@ class Iterated(Node):
                 close()
 
     def cardinality(self) -> int:
-        """Returns the number of elements."""
+        """Return the number of elements."""
         return self.length
 
     def sample(self) -> Any:
-        """Returns the first element, or zeros if there is none but a signature."""
+        """Return the first element; zeros if there are no elements, but a signature."""
         cursor = Streamed(self._elements)
         try:
             for element in cursor.keys(1):
@@ -174,7 +174,7 @@ class Iterated(Node):
         return with_rows(spec_of(self.sample()), None) if self.signature is None else self.signature
 
     def batch_size(self) -> int | None:
-        """Returns the number of rows of an element, if it is known."""
+        """Return the number of rows of an element, if it is known."""
         return self.rows
 
 
@@ -184,12 +184,12 @@ def _checked(element: Any, signature: Any, what: str) -> Any:
     for leaf, spec in zip(flatten(element), flatten(signature), strict=True):
         array = leaf
         if array.dtype != spec.dtype and np.can_cast(array.dtype, spec.dtype, "same_kind"):
-            array = leaf.astype(spec.dtype)  # Python's numbers have no dtype of their own
+            array = leaf.astype(spec.dtype)  # Python numbers have no dtype
             if leaf.dtype.kind in "iu" and not np.array_equal(array, leaf):
-                array = leaf  # they do not fit
+                array = leaf  # not representable in the dtype
         if not spec.is_compatible_with(array):
             raise ArgumentTypeError(
-                f"{what} has an array of {leaf.dtype} with shape {leaf.shape}, but its output_signature says "
+                f"{what} has an array of {leaf.dtype} with shape {leaf.shape}; its output_signature expects "
                 f"{spec.dtype} with shape {spec.shape}"
             )
         converted.append(array)

@@ -1,4 +1,4 @@
-"""Tables of arrays: rows are views, batches are gathered with one copy for each array."""
+"""Tables of arrays: rows are views, batches are copies, made in one pass per array."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["Arrays", "chained", "Chunks", "each_leaf", "Joined", "Numbers", "rea
 def each_leaf(
     function: Callable[[NDArray[Any]], Callable[[Any], Any]], structure: Any
 ) -> Callable[[Any], Any]:
-    """Returns a function that makes a structure of what one function for each leaf returns.
+    """Return a function that calls one function for each leaf and returns the structure of their results.
 
-    It is `map_structure` with the structure known in advance: nothing is compared in a call.
+    It is `map_structure` for a structure known in advance, without comparisons in each call.
 
     Args:
-        function: Maker of the function for one leaf.
+        function: Returns the function for one leaf.
         structure: Structure of arrays.
     """
     if isinstance(structure, Mapping):
@@ -43,14 +43,14 @@ def each_leaf(
 
 
 def read_only(array: NDArray[Any]) -> NDArray[Any]:
-    """Returns a view that cannot be written, of the plain array type."""
+    """Return a read-only view, of type ndarray."""
     view = array.view(np.ndarray)
     view.flags.writeable = False
     return view
 
 
 def _row(array: NDArray[Any]) -> Callable[[Any], NDArray[Any]]:
-    # A row of a vector would be a scalar, not an array.
+    # Indexing a vector with an integer would return a scalar, not an array.
     return array.__getitem__ if array.ndim > 1 else lambda row: array[row, ...]
 
 
@@ -59,7 +59,7 @@ def _span(array: NDArray[Any]) -> Callable[[Any], NDArray[Any]]:
 
 
 def _gather(array: NDArray[Any]) -> Callable[[Any], NDArray[Any]]:
-    # take() is faster, but copies the whole array first if its memory is not as it wants it.
+    # take() is faster, but first copies the whole array if it is not aligned, contiguous and native.
     if array.flags.c_contiguous and array.flags.aligned:
         return lambda rows: array.take(rows, axis=0)
     return lambda rows: array[rows]
@@ -83,18 +83,18 @@ class Arrays(Table):
         self._gather = each_leaf(_gather, self.arrays)
 
     def get(self, key: Any) -> Any:
-        """Returns a row, as views that cannot be written."""
-        raise AssertionError("replaced when the table is made")
+        """Return a row, as read-only views."""
+        raise AssertionError("replaced in __init__")
 
     def gather(self, keys: Keys) -> Any:
-        """Returns copies of rows."""
+        """Return copies of rows."""
         if isinstance(keys, range):
             return self._span(slice(keys.start, keys.stop, keys.step))
         return self._gather(np.asarray(keys, np.intp))
 
 
 class Numbers(Table):
-    """Integers of equal distances.
+    """Evenly spaced integers.
 
     Args:
         numbers: The integers.
@@ -109,11 +109,11 @@ class Numbers(Table):
         self.size = len(numbers)
 
     def get(self, key: Any) -> Any:
-        """Returns a number as an array without dimensions."""
+        """Return a number as an array without dimensions."""
         return np.asarray(self._numbers[key], self._dtype)
 
     def gather(self, keys: Keys) -> Any:
-        """Returns some of the numbers."""
+        """Return some of the numbers."""
         if isinstance(keys, range):
             span = self._numbers[keys.start : keys.stop : keys.step]
             return np.arange(span.start, span.stop, span.step).astype(self._dtype, copy=False)
@@ -136,20 +136,20 @@ class Joined(Table):
         self.parallel = max(table.parallel for table in tables)
 
     def start(self, index: int) -> int:
-        """Returns the first row of one table."""
+        """Return the first row of one table."""
         return int(self.ends[index - 1]) if index else 0
 
     def get(self, key: Any) -> Any:
-        """Returns a row of one of the tables."""
+        """Return a row of one of the tables."""
         return self.submit(key)()
 
     def submit(self, key: Any) -> Callable[[], Any]:
-        """Begins to make a row of one of the tables."""
+        """Start making a row of one of the tables."""
         index = int(np.searchsorted(self.ends, key, "right"))
         return self._tables[index].submit(key - self.start(index))
 
     def gather(self, keys: Keys) -> Any:
-        """Returns rows: from each table once, and put in order afterwards."""
+        """Return rows: gather once from each table, then sort."""
         if isinstance(keys, range) and len(keys):
             index = int(np.searchsorted(self.ends, keys.start, "right"))
             start = self.start(index)
@@ -162,7 +162,7 @@ class Joined(Table):
             index = int(used[0]) if len(used) else 0
             return self._tables[index].gather(rows - self.start(index))
         if not self.cheap:
-            return super().gather(keys)  # at once, as far as that goes, and not table by table
+            return super().gather(keys)  # concurrently, not table by table
         parts, order = [], []
         for index in used.tolist():
             [places] = np.nonzero(owners == index)
@@ -173,7 +173,7 @@ class Joined(Table):
 
 
 def _concatenated(parts: list[Any]) -> Any:
-    """Returns batches as one. Rows that differ are refused as `stack` refuses them."""
+    """Concatenate batches. Raise the errors of `stack` if rows differ."""
     stack([map_structure(lambda leaf: leaf[0], part) for part in parts])
     return map_structure(lambda *leaves: np.concatenate(leaves), *parts)
 
@@ -182,18 +182,18 @@ class _Tagged(Table):
     """Elements of several tables; a key is a table and its own key."""
 
     def get(self, key: Any) -> Any:
-        """Returns an element of the key's table."""
+        """Return an element of the key's table."""
         table, own = key
         return table.get(own)
 
     def submit(self, key: Any) -> Callable[[], Any]:
-        """Begins to make an element of the key's table."""
+        """Start making an element of the key's table."""
         table, own = key
         pending: Callable[[], Any] = table.submit(own)
         return pending
 
     def gather(self, keys: Keys) -> Any:
-        """Returns a batch; of one table, if all keys are its."""
+        """Return a batch; gather directly if all keys belong to one table."""
         listed = list(as_list(keys))
         if listed:
             first = listed[0][0]
@@ -203,7 +203,7 @@ class _Tagged(Table):
 
 
 class _Joining(Cursor):
-    """Cursor over the rows of several tables, as those of one."""
+    """Cursor over the rows of several tables, numbered as in `Joined`."""
 
     lazy = True
 
@@ -213,7 +213,7 @@ class _Joining(Cursor):
         self.table = self._joined = Joined([cursor.table for cursor in cursors])
 
     def keys(self, count: int) -> Keys:
-        """Returns the next rows of one of the tables."""
+        """Return the next rows of one of the tables."""
         while self._index < len(self._cursors):
             block = self._cursors[self._index].keys(count)
             if len(block):
@@ -225,7 +225,7 @@ class _Joining(Cursor):
         return range(0)
 
     def skip(self, count: int) -> int:
-        """Leaves out rows."""
+        """Skip rows."""
         skipped = 0
         while self._index < len(self._cursors):
             skipped += self._cursors[self._index].skip(count - skipped)
@@ -235,23 +235,23 @@ class _Joining(Cursor):
         return skipped
 
     def state(self) -> list[Any]:
-        """Returns the index of the table that is under way, and the position in it."""
+        """Return the index of the current table, and the position in it."""
         current = self._cursors[self._index : self._index + 1]
         return [self._index, *(cursor.state() for cursor in current)]
 
     def restore(self, state: Any) -> None:
-        """Moves into one table."""
+        """Move into one table."""
         self._index, *position = state
         for own in position:
             self._cursors[self._index].restore(own)
 
 
 class Chunks(Cursor):
-    """Cursor over parts, of which each is opened when it is reached, and need not be opened to be skipped.
+    """Cursor over parts. Each part is opened when it is reached; skipped parts are not opened.
 
     Args:
-        parts: For each part: its number of elements, if that is known, and a function that opens it.
-        parallel: Number of elements that are worth making at once.
+        parts: For each part: its number of elements, or None, and a function that opens it.
+        parallel: Number of elements to make concurrently.
     """
 
     def __init__(self, parts: Sequence[tuple[int | None, Callable[[], Cursor]]], parallel: int = 1) -> None:
@@ -262,7 +262,7 @@ class Chunks(Cursor):
         self._cursor: Cursor | None = None
 
     def keys(self, count: int) -> Keys:
-        """Returns keys of the part that is under way, or of the next one."""
+        """Return keys of the current part, or of the next one."""
         while self._index < len(self._parts):
             cursor = self._opened()
             block = as_list(cursor.keys(count))
@@ -273,7 +273,7 @@ class Chunks(Cursor):
         return []
 
     def skip(self, count: int) -> int:
-        """Leaves out elements."""
+        """Skip elements."""
         skipped = 0
         while skipped < count and self._index < len(self._parts):
             size, _ = self._parts[self._index]
@@ -298,23 +298,23 @@ class Chunks(Cursor):
         self._index += 1
 
     def state(self) -> list[Any]:
-        """Returns the index of the part that is under way, and the position in it."""
+        """Return the index of the current part, and the position in it."""
         return [self._index, None if self._cursor is None else self._cursor.state()]
 
     def restore(self, state: Any) -> None:
-        """Moves into one part."""
+        """Move into one part."""
         self._index, position = state
         if position is not None:
             self._opened().restore(position)
 
     def close(self) -> None:
-        """Ends the reading of the part that is under way."""
+        """End the reading of the current part."""
         self._advance()
         self._index = len(self._parts)
 
 
 def chained(cursors: Sequence[Cursor]) -> Cursor:
-    """Returns a cursor over the keys of several cursors, one after the other."""
+    """Return a cursor over the keys of several cursors, one after the other."""
     if all(cursor.lazy and cursor.table.size is not None for cursor in cursors):
         return _Joining(cursors)
     parallel = max(cursor.table.parallel for cursor in cursors)

@@ -1,4 +1,4 @@
-"""`TFRecordDataset`: TFRecord files at TensorFlow's name."""
+"""`TFRecordDataset`: TFRecord files, under TensorFlow's name."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class TFRecordDataset(Dataset):
     Args:
         filenames: A path, a pattern, several of them, or a dataset of them, which is read at once.
         compression_type: GZIP or ZLIB; None or empty for none.
-        buffer_size: Changes nothing: the operating system reads ahead.
-        num_parallel_reads: Changes nothing: files are read one after the other.
-        name: Changes nothing.
+        buffer_size: Ignored: the operating system reads ahead.
+        num_parallel_reads: Ignored: files are read one after the other.
+        name: Ignored.
 
     Raises:
-        DatasetError: A file does not exist, or there is no such compression.
+        DatasetError: A file does not exist, or the compression type is unknown.
     """
 
     def __init__(

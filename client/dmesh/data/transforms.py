@@ -1,4 +1,4 @@
-"""Transforms that choose and combine elements by their number: they work on keys and read no data."""
+"""Transforms that select and combine elements by position; they work on keys and read no data."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ __all__ = ["Concatenate", "Repeat", "Shard", "Skip", "Take", "WithOptions", "Zip
 
 @dataclass(frozen=True, eq=False)
 class Repeat(Transform):
-    """Reads its source again and again."""
+    """Repeats its source."""
 
     count: int | None
-    """Number of times; None for no end."""
+    """Number of times; None for ever."""
 
     def open(self, reading: Reading) -> Cursor:
-        """Returns a cursor that opens the source for each repetition."""
+        """Return a cursor that opens the source for each repetition."""
         return _Repeating(lambda number: self.source.open(reading.repetition(number)), self.count)
 
     def cardinality(self) -> int:
-        """Returns the number of elements of all repetitions together."""
+        """Return the total number of elements of all repetitions."""
         once = self.source.cardinality()
         if once == 0 or self.count == 0:
             return 0
@@ -50,7 +50,7 @@ class _Repeating(Pass):
         self._empty = True
 
     def keys(self, count: int) -> Keys:
-        """Returns keys of the repetition that is under way, or of the next one."""
+        """Return keys of the current repetition, or of the next one."""
         while self._count is None or self._number < self._count:
             if len(block := self.source.keys(count)):
                 self._empty = False
@@ -60,7 +60,7 @@ class _Repeating(Pass):
         return []
 
     def skip(self, count: int) -> int:
-        """Leaves out keys, of several repetitions if need be."""
+        """Skip keys, across repetitions if necessary."""
         skipped = 0
         while skipped < count and (self._count is None or self._number < self._count):
             step = self.source.skip(count - skipped)
@@ -71,7 +71,7 @@ class _Repeating(Pass):
         return skipped
 
     def _again(self) -> bool:
-        """Opens the source once more, unless it has turned out to be empty."""
+        """Open the source again, unless it is empty."""
         if self._empty:
             self._count = 0
             return False
@@ -84,11 +84,11 @@ class _Repeating(Pass):
         return True
 
     def state(self) -> list[Any]:
-        """Returns the number of the repetition, and the position in it."""
+        """Return the number of the repetition, and the position in it."""
         return [self._number, self._empty, self.source.state()]
 
     def restore(self, state: Any) -> None:
-        """Opens one repetition."""
+        """Open one repetition."""
         self._number, self._empty, position = state
         if self._number:
             self.source.close()
@@ -98,18 +98,18 @@ class _Repeating(Pass):
 
 @dataclass(frozen=True, eq=False)
 class Take(Transform):
-    """Ends after some elements."""
+    """Keeps the first elements."""
 
     count: int
     """Number of elements; negative for all."""
 
     def open(self, reading: Reading) -> Cursor:
-        """Returns a cursor that ends early."""
+        """Return a cursor that ends early."""
         source = self.source.open(reading)
         return source if self.count < 0 else _Taking(source, self.count)
 
     def cardinality(self) -> int:
-        """Returns the number of the source's elements that remain."""
+        """Return the number of the source's elements that remain."""
         all_of_them = self.source.cardinality()
         if self.count < 0 or all_of_them == UNKNOWN_CARDINALITY:
             return 0 if self.count == 0 else all_of_them
@@ -122,7 +122,7 @@ class _Taking(Pass):
         self._left = count
 
     def keys(self, count: int) -> Keys:
-        """Returns the source's next keys, and asks for none beyond the last."""
+        """Return the source's next keys; read none beyond the last."""
         if not self._left:
             return []
         block = self.source.keys(min(count, self._left))
@@ -130,35 +130,35 @@ class _Taking(Pass):
         return block
 
     def skip(self, count: int) -> int:
-        """Leaves out keys."""
+        """Skip keys."""
         skipped = self.source.skip(min(count, self._left))
         self._left -= skipped
         return skipped
 
     def state(self) -> list[Any]:
-        """Returns the number of keys that are left."""
+        """Return the number of keys that are left."""
         return [self._left, self.source.state()]
 
     def restore(self, state: Any) -> None:
-        """Moves the source."""
+        """Move the source."""
         self._left, position = state
         self.source.restore(position)
 
 
 @dataclass(frozen=True, eq=False)
 class Skip(Transform):
-    """Leaves out the first elements."""
+    """Drops the first elements."""
 
     count: int
     """Number of elements; negative for all."""
 
     def open(self, reading: Reading) -> Cursor:
-        """Returns a cursor that begins later."""
+        """Return a cursor that begins later."""
         source = self.source.open(reading)
         return _Taking(source, 0) if self.count < 0 else _Stepping(source, self.count, 1)
 
     def cardinality(self) -> int:
-        """Returns the number of the source's elements that remain."""
+        """Return the number of the source's elements that remain."""
         if self.count < 0:
             return 0
         all_of_them = self.source.cardinality()
@@ -170,25 +170,25 @@ class Shard(Transform):
     """Keeps every `num_shards`-th element."""
 
     num_shards: int
-    """Number of shards; `SHARD_HINT` to be filled in later."""
+    """Number of shards; `SHARD_HINT` if it is set later."""
     index: int
     """Index of the shard."""
 
     def open(self, reading: Reading) -> Cursor:
-        """Returns a cursor over one shard.
+        """Return a cursor over one shard.
 
         Raises:
-            ShardHintError: The shard has not been filled in.
+            ShardHintError: The shard was not set.
         """
         if self.num_shards == SHARD_HINT:
             raise ShardHintError(
-                "shard(SHARD_HINT, SHARD_HINT) only means something in a dataset that is given to "
-                "experimental_distribute_dataset with AutoShardPolicy.HINT; elsewhere, say which shard"
+                "shard(SHARD_HINT, SHARD_HINT) works only in a dataset that is passed to "
+                "experimental_distribute_dataset with AutoShardPolicy.HINT. Elsewhere, pass real numbers"
             )
         return _Stepping(self.source.open(reading), self.index, self.num_shards)
 
     def cardinality(self) -> int:
-        """Returns the number of the source's elements in this shard."""
+        """Return the number of the source's elements in this shard."""
         all_of_them = self.source.cardinality()
         if all_of_them < 0 or self.num_shards == SHARD_HINT:
             return all_of_them
@@ -200,8 +200,8 @@ class _Stepping(Pass):
 
     Args:
         source: Cursor of the source.
-        gap: Number of keys to leave out before the first one that is kept.
-        step: Distance of the keys that are kept.
+        gap: Number of keys to skip before the first kept key.
+        step: Distance between kept keys.
     """
 
     def __init__(self, source: Cursor, gap: int, step: int) -> None:
@@ -210,7 +210,7 @@ class _Stepping(Pass):
         self._step = step
 
     def keys(self, count: int) -> Keys:
-        """Returns the next keys that are kept, and asks for none beyond them."""
+        """Return the next kept keys; read none beyond them."""
         if self._gap:
             self._gap -= self.source.skip(self._gap)
             if self._gap:
@@ -221,34 +221,34 @@ class _Stepping(Pass):
         return kept
 
     def skip(self, count: int) -> int:
-        """Leaves out keys."""
+        """Skip keys."""
         if not count:
             return 0
         passed = self._gap + (count - 1) * self._step + 1
-        behind = self.source.skip(passed) - self._gap  # from the first key that is kept on
+        behind = self.source.skip(passed) - self._gap  # counted from the first kept key
         kept = max(0, -(-behind // self._step))
         self._gap = kept * self._step - behind
         return kept
 
     def state(self) -> list[Any]:
-        """Returns the number of keys to leave out next."""
+        """Return the number of keys to skip next, and the source's position."""
         return [self._gap, self.source.state()]
 
     def restore(self, state: Any) -> None:
-        """Moves the source."""
+        """Move the source."""
         self._gap, position = state
         self.source.restore(position)
 
 
 @dataclass(frozen=True, eq=False)
 class WithOptions(Transform):
-    """Carries options; elements pass."""
+    """Adds options; elements pass unchanged."""
 
     options: Options
-    """Options, which win over those of the source."""
+    """Options, which override those of the source."""
 
     def open(self, reading: Reading) -> Cursor:
-        """Returns the source's cursor."""
+        """Return the source's cursor."""
         return self.source.open(reading)
 
 
@@ -269,7 +269,7 @@ class _Several(Node):
         return dataclasses.replace(self, sources=inputs)
 
     def batch_size(self) -> int | None:
-        """Returns the batch size that all sources have, if it is one."""
+        """Return the common batch size of all sources, if there is one."""
         sizes = {source.batch_size() for source in self.sources}
         return sizes.pop() if len(sizes) == 1 else None
 
@@ -292,7 +292,7 @@ class Zip(_Several):
         return _Zipping(sources, self.build)
 
     def cardinality(self) -> int:
-        """Returns the smallest of the sources' numbers."""
+        """Return the smallest of the sources' cardinalities."""
         numbers = {source.cardinality() for source in self.sources}
         if UNKNOWN_CARDINALITY in numbers:
             return UNKNOWN_CARDINALITY
@@ -340,7 +340,7 @@ class _Zipping(Cursor):
         self.lazy = all(source.lazy for source in sources)
 
     def keys(self, count: int) -> Keys:
-        """Returns tuples of the sources' next keys."""
+        """Return tuples of the sources' next keys."""
         blocks = []
         for source in self._sources:
             blocks.append(as_list(read(source, count)))
@@ -350,22 +350,22 @@ class _Zipping(Cursor):
         return list(zip(*blocks, strict=False))
 
     def skip(self, count: int) -> int:
-        """Leaves out keys of all sources."""
+        """Skip keys of all sources."""
         for source in self._sources:
             count = source.skip(count)
         return count
 
     def state(self) -> list[Any]:
-        """Returns the sources' positions."""
+        """Return the sources' positions."""
         return [source.state() for source in self._sources]
 
     def restore(self, state: Any) -> None:
-        """Moves the sources."""
+        """Move the sources."""
         for source, position in zip(self._sources, state, strict=True):
             source.restore(position)
 
     def close(self) -> None:
-        """Ends the sources' readings."""
+        """End the sources' readings."""
         for source in self._sources:
             source.close()
 
@@ -374,12 +374,12 @@ class Concatenate(_Several):
     """Yields the elements of each source after those of the one before."""
 
     def open(self, reading: Reading) -> Cursor:
-        """Returns a cursor over one source after the other."""
+        """Return a cursor over one source after the other."""
         cursors = [source.open(reading.branch(index)) for index, source in enumerate(self.sources)]
         return chained(cursors)
 
     def cardinality(self) -> int:
-        """Returns the sum of the sources' numbers."""
+        """Return the sum of the sources' cardinalities."""
         numbers = [source.cardinality() for source in self.sources]
         for special in (INFINITE_CARDINALITY, UNKNOWN_CARDINALITY):
             if special in numbers:
@@ -387,7 +387,7 @@ class Concatenate(_Several):
         return sum(numbers)
 
     def spec(self) -> Any:
-        """Returns specs that hold for the elements of all sources."""
+        """Return specs that the elements of all sources match."""
         first, *others = [source.spec() for source in self.sources]
         for other in others:
             first = map_structure(_wider, first, other)

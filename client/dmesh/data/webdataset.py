@@ -1,6 +1,6 @@
-"""Tar files as a source, laid out as WebDataset's: a sample is the neighboring files of one base name.
+"""WebDataset tar files as a source: a sample is a run of adjacent files with one base name.
 
-Only members' headers are read to find samples. The data of a sample is read when it is needed.
+Finding samples reads only the members' headers. The data of a sample is read when it is needed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dmesh.errors import FileFormatError
 __all__ = ["TarFiles"]
 
 LARGEST_MEMBER = 1 << 30
-"""Bytes that a file in a tar file may have."""
+"""Maximum size of a file in a tar file, bytes."""
 
 _Sample = tuple[str, dict[str, Any]]
 """A sample: its base name, and position and size of its files, or their bytes, by extension."""
@@ -34,10 +34,10 @@ class TarFiles(FileSource):
     """Tar files of samples."""
 
     extensions: tuple[str, ...] | None
-    """Extensions of the files to read, of which each sample must have each; None for all that are there."""
+    """Extensions of the files to read, all of which each sample must have; None for all files."""
 
     def open_file(self, path: str) -> Cursor:
-        """Returns a cursor over the samples of one file."""
+        """Return a cursor over the samples of one file."""
         return Streamed(lambda: self._samples(path), _Samples(path, self.extensions))
 
     def _samples(self, path: str) -> Iterator[_Sample]:
@@ -69,15 +69,15 @@ class TarFiles(FileSource):
                 if key is not None:
                     yield key, members
         except (tarfile.TarError, EOFError, OSError) as error:
-            raise FileFormatError(f"{path}: this cannot be read as a tar file: {error}", path) from error
+            raise FileFormatError(f"{path}: cannot be read as a tar file: {error}", path) from error
 
     def cardinality(self) -> int:
-        """Returns that it is not known: files would have to be read."""
+        """Return UNKNOWN_CARDINALITY: counting would take reading the files."""
         return UNKNOWN_CARDINALITY
 
 
 def _is_packed(path: str) -> bool:
-    """Returns whether a file is no plain tar file, and so may be a compressed one."""
+    """Return whether a file is not a plain tar file, and so may be compressed."""
     with open(path, "rb") as file:
         try:
             tarfile.TarInfo.frombuf(file.read(tarfile.BLOCKSIZE), tarfile.ENCODING, "surrogateescape")
@@ -87,7 +87,7 @@ def _is_packed(path: str) -> bool:
 
 
 def _parted(name: str) -> tuple[str, str]:
-    """Returns base name and extension, which begins at the first dot of the last part of a path."""
+    """Return base name and extension, which begins at the first dot of the last part of a path."""
     folder, slash, file = name.rpartition("/")
     base, _, extension = file.partition(".")
     return folder + slash + base, extension
@@ -104,7 +104,7 @@ class _Samples(Table):
 
     Args:
         path: Path of the file.
-        extensions: Extensions that each must have; None for any.
+        extensions: Extensions that each sample must have; None for any.
     """
 
     def __init__(self, path: str, extensions: tuple[str, ...] | None) -> None:
@@ -112,7 +112,7 @@ class _Samples(Table):
         self._extensions = extensions
 
     def get(self, key: Any) -> Any:
-        """Returns a sample as a dict of arrays."""
+        """Return a sample as a dict of arrays."""
         name, members = key
         missing = [extension for extension in self._extensions or () if extension not in members]
         if missing:

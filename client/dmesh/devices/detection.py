@@ -90,7 +90,7 @@ def _nvml_text(function: Any, handle: ctypes.c_void_p) -> str:
 
 
 def gpus_from_proc(root: Path) -> tuple[Gpu, ...]:
-    """Looks for what the NVIDIA driver shows in the file system.
+    """Detects NVIDIA GPUs from the driver's entries in the file system.
 
     A container sees the host's entries in `/proc` whether or not it was given the devices, so a GPU counts
     only if its device file is there, too.

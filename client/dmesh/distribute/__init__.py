@@ -60,7 +60,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "tpu_strategy": ("TPUStrategy",),
     "values": ("DistributedValues", "Mirrored", "PerReplica"),
 }
-"""The modules below, and the names of each that this package has; imported when they are first used."""
+"""Modules of this package and their public names, which are imported at the first use."""
 
 __getattr__ = lazy_getattr(__name__, _HOMES)
 

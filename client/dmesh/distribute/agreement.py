@@ -41,13 +41,13 @@ class ReplicaState(NamedTuple):
     kind: Kind
     """Verb for its activity."""
     text: str = ""
-    """The call that it waits in, with all on which the replicas must agree; or its exception."""
+    """Description of the call in which it waits, equal in all replicas; or its exception."""
 
     def __str__(self) -> str:
         return f"{self.kind} {self.text}".rstrip()
 
     def clipped(self) -> ReplicaState:
-        """Return it with a text of limited length, which differs if the whole texts do."""
+        """Return it with a shortened text, which has a digest of the whole text."""
         if len(self.text) <= _LONGEST:
             return self
         return ReplicaState(self.kind, f"{self.text[:_LONGEST]} ... (#{_digest(self.text, 4).hex()})")
@@ -90,7 +90,7 @@ def call_outside(text: str) -> Description:
 RETURNED = Description(ReplicaState("returned"))
 """Description of the end of a step."""
 _UNLIKE = Description(ReplicaState("computing"))
-"""Description of a client whose replicas differ, or have failed: equal to no other one."""
+"""Description of a client whose replicas differ or have failed: it equals no other description."""
 
 
 class Agreement:
@@ -152,7 +152,7 @@ class Agreement:
         return gathered
 
     def _explain(self, group: Group, states: Sequence[ReplicaState]) -> ReplicaError:
-        """Return the error of replicas that differ, once all clients can go on after it."""
+        """Return the error of differing replicas, after all clients are ready to continue."""
         error = self._difference(self._exchange(group, states))
         if self._recover is not None:
             try:
@@ -162,7 +162,7 @@ class Agreement:
         return error
 
     def _exchange(self, group: Group, states: Sequence[ReplicaState]) -> list[tuple[ReplicaState, ...]]:
-        """Return the states of all clients' replicas in words."""
+        """Return the states of all clients' replicas as text."""
         message = json.dumps([state.clipped() for state in states]).encode()
         lengths = group.all_gather(np.array(len(message)))
         most = len(states) * _MOST_BYTES
@@ -209,7 +209,7 @@ class Agreement:
         )
 
     def _clients_of(self, ids: Sequence[int]) -> str:
-        """Return where the clients of replicas run, so that their logs are found."""
+        """Return hosts and pids of the replicas' clients, for finding their logs."""
         if self._group is None:
             return ""
         clients = sorted({self._placement.replicas[number].client for number in ids})
@@ -217,7 +217,7 @@ class Agreement:
 
 
 def _read(message: bytes, count: int) -> tuple[ReplicaState, ...]:
-    """Return the states that a client has sent, which may be invalid."""
+    """Return the (possibly invalid) states that a client sent."""
     try:
         states = tuple(ReplicaState(kind, text) for kind, text in json.loads(message))
     except (ValueError, TypeError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Operators of objects that hold an array, which NumPy and Python use in place of the object."""
+"""Operators of objects that hold an array."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class ReplicaBase(ABC):
     __slots__ = ("index", "strategy")
 
     strategy: StrategyBase
-    """The strategy that the replica belongs to."""
+    """The replica's strategy."""
     index: int
     """Position among this client's replicas."""
 
@@ -66,7 +66,7 @@ class ReplicaBase(ABC):
 
     @abstractmethod
     def require_running(self) -> None:
-        """Refuse to go on if the step has failed without this replica."""
+        """Raise an error if the step has failed in other replicas."""
 
     @abstractmethod
     def exchange(

@@ -1,4 +1,4 @@
-"""Exchange between replicas: sums, means and rows, first among those of a client, then between clients.
+"""Exchange between replicas: sums, means and rows, first within each client, then between clients.
 
 The replicas of a client are folded in the order of their ids and the clients in theirs, so that the result
 has the same bits on all replicas and in every run. Accumulators are those of the collectives: short floats
@@ -62,14 +62,14 @@ def as_value(value: Any, what: str) -> Array:
 
 
 def frozen(array: Array) -> Array:
-    """Return a view of an array that cannot be written to, as several replicas share it."""
+    """Return a read-only view of an array, because several replicas share it."""
     view = np.asarray(array)[...]
     view.flags.writeable = False
     return view
 
 
 def describe_values(arrays: Sequence[Array], but_axis: int | None = None) -> str:
-    """Return dtypes and shapes in words, in which the values of all replicas must agree.
+    """Return dtypes and shapes as text; they must be equal in all replicas.
 
     Args:
         arrays: The values of one replica.
@@ -146,7 +146,7 @@ class Combiner:
         self._compiled: dict[Any, Reduction] = {}
 
     def bytes_per_pack(self, options: CommunicationOptions | None) -> int:
-        """Return how many bytes are sent together at most; 0 for the default."""
+        """Return the maximum size of a bucket, bytes; 0 for the default."""
         return (options or self._options).bytes_per_pack
 
     def reduction(
@@ -249,7 +249,7 @@ class Combiner:
         return then(found, finish) if later else finish(found)
 
     def gather(self, columns: Sequence[Sequence[Array]], axis: int) -> list[Array]:
-        """Put the values of all replicas one behind the other, in the order of the replicas.
+        """Concatenate the values of all replicas, in the order of the replicas.
 
         Args:
             columns: For each value, the arrays of this client's replicas; lengths along `axis` may differ.
@@ -289,7 +289,7 @@ class Combiner:
 
 
 def share_out(reduction: Reduction, bucket: Sequence[int], found: Array, results: list[Any]) -> None:
-    """Put the arrays of a bucket that has been reduced into `results`; they cannot be written to."""
+    """Put the arrays of a reduced bucket into `results`, read-only."""
     found = frozen(found)
     if len(bucket) == 1:
         results[bucket[0]] = found
@@ -302,7 +302,7 @@ def share_out(reduction: Reduction, bucket: Sequence[int], found: Array, results
 
 
 def _flat(arrays: Sequence[Array]) -> Array:
-    """Return arrays one behind the other; a single one as it is."""
+    """Return concatenated arrays; a single array unchanged."""
     if len(arrays) == 1:
         return arrays[0]
     return np.concatenate([array if array.ndim == 1 else array.reshape(-1) for array in arrays])
@@ -341,7 +341,7 @@ def _rounded(total: Any, dtype: np.dtype[Any]) -> Array:
 
 
 def check_rank(array: Array, axis: int, what: str) -> None:
-    """Refuse to gather scalars, and axes that an array does not have.
+    """Raise an error for scalars, and for axes that an array does not have.
 
     Raises:
         StrategyValueError: It is one.

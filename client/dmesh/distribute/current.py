@@ -1,4 +1,4 @@
-"""The strategy and the replica that the calling code belongs to: `get_strategy`, `get_replica_context`."""
+"""The strategy and the replica of the calling code: `get_strategy`, `get_replica_context`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["get_replica_context", "get_strategy"]
 
 
 def get_strategy() -> Strategy:
-    """Return the strategy in whose scope or replica the calling code is; otherwise the default one."""
+    """Return the strategy of the calling code's scope or replica; outside of both, the default strategy."""
     return cast(Strategy, scopes.frame().strategy)
 
 
 def get_replica_context() -> ReplicaContext | None:
-    """Return the replica that the calling code runs as; None in a scope outside of `Strategy.run`.
+    """Return the replica of the calling code; None in a scope outside `Strategy.run`.
 
     Outside of all scopes it is replica 0 of 1.
     """

@@ -1,4 +1,4 @@
-"""Strategies of one client: the default one of code outside of all scopes, one device, and several."""
+"""Strategies of one client: the default strategy outside all scopes, one device, several devices."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ __all__ = ["DefaultStrategy", "MirroredStrategy", "OneDeviceStrategy", "default_
 
 
 class DefaultStrategy(Strategy):
-    """Strategy of code outside of all scopes, with one replica."""
+    """Strategy of code outside all scopes, with one replica."""
 
     def __init__(self) -> None:
         replica = Replica(0, 0, ("/device:CPU:0",))
         super().__init__(Replicas(Placement((replica,), 0)))
         self.only_replica = ReplicaContext(self, replica, 0, None)
-        """The replica that code outside of all scopes is."""
+        """The replica of code outside all scopes."""
 
 
 @cache
 def default_strategy() -> DefaultStrategy:
-    """Return the default strategy; there is one."""
+    """Return the default strategy, a singleton."""
     return DefaultStrategy()
 
 
 class MirroredStrategy(Strategy):
-    """Replicas on the devices of this client alone.
+    """Replicas on the devices of this client.
 
     ```python
     strategy = dmesh.distribute.MirroredStrategy(["CPU:0"])
@@ -62,7 +62,7 @@ class MirroredStrategy(Strategy):
 
 
 class OneDeviceStrategy(MirroredStrategy):
-    """One replica, on one device: for trying out code that is written for strategies.
+    """One replica on one device, for trying out code written for strategies.
 
     Args:
         device: Its name, such as `CPU:0`.

@@ -66,11 +66,11 @@ class DistributedVariable(Variable, DistributedValues):
 
     @property
     def values(self) -> tuple[Array, ...]:
-        """The copies of this client's replicas, in the order of their ids; they cannot be written to."""
+        """The copies of this client's replicas, ordered by id, read-only."""
         return tuple(self._copies)
 
     def part(self, index: int) -> DistributedVariable:
-        """Return the variable: replicas see it whole, and their own copy when they read it."""
+        """Return the variable: replicas use the variable itself, and read their own copy."""
         return self
 
     def __repr__(self) -> str:
@@ -123,7 +123,7 @@ class DistributedVariable(Variable, DistributedValues):
         return value
 
     def _index(self) -> int | None:
-        """Return which copy is the caller's; None outside of replicas."""
+        """Return the index of the caller's copy; None outside replicas."""
         here = scopes.frame()
         if here.strategy is not self._strategy:
             if scopes.has_strategy():
@@ -191,7 +191,7 @@ class DistributedVariable(Variable, DistributedValues):
             self._copies[:] = [self._updated(how, copy, value) for copy in self._copies]
 
     def _update_outside(self, what: str, how: Callable[[Array, Array], Array], value: Any) -> None:
-        """Assign outside of replicas, where all clients must assign the same."""
+        """Assign outside replicas; all clients must assign the same value."""
         summed = self._on_read and self.aggregation is VariableAggregation.SUM
         if summed and what != "assign":
             raise StrategyValueError(
@@ -228,7 +228,7 @@ class DistributedVariable(Variable, DistributedValues):
         self._update_all(how, self._aggregated(what, parts))
 
     def _shares(self, value: Array) -> list[Array]:
-        """Return a share of a value for each copy; those of all replicas add up to it."""
+        """Return a share of a value for each copy; the shares of all replicas add up to the value."""
         size = self._replicas.placement.size
         if self.dtype.kind not in "iu":
             return [frozen((value / size).astype(self.dtype))] * len(self._copies)

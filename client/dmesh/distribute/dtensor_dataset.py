@@ -14,7 +14,7 @@ from dmesh.structure import flatten, map_structure, outline
 
 
 class DTensorDataset:
-    """Dataset whose elements are batches of sharded arrays, as `tf.experimental.dtensor.DTensorDataset` is.
+    """Dataset of batches of sharded arrays, like `tf.experimental.dtensor.DTensorDataset`.
 
     The dataset must be the same on all clients: each of them reads whole batches, and keeps its own blocks.
 
@@ -127,7 +127,7 @@ class DTensorDataset:
 
     @property
     def element_spec(self) -> Any:
-        """Structure of `TensorSpec` of the batches, of their whole length."""
+        """Structure of `TensorSpec` of the global batches."""
         return self._dataset.element_spec
 
     def __len__(self) -> int:

@@ -46,7 +46,7 @@ class StrategyExtended(ExtendedBase):
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """The devices that hold variables: those of the replicas."""
+        """The devices with variables: the replicas' devices."""
         return self.worker_devices
 
     @property
@@ -61,7 +61,7 @@ class StrategyExtended(ExtendedBase):
 
     @property
     def allows_input_per_replica(self) -> bool:
-        """True if each replica may have an input pipeline of its own; see `InputReplicationMode`."""
+        """True if each replica may have its own input pipeline; see `InputReplicationMode`."""
         devices = self.worker_devices
         return self.replicas.placement.num_clients == 1 and not any("device:TPU:" in name for name in devices)
 
@@ -176,7 +176,7 @@ class StrategyExtended(ExtendedBase):
         return results
 
     def _parts(self, value: Any) -> Sequence[Any] | None:
-        """Return the parts of a value that this client's replicas have; None if it is not distributed."""
+        """Return the parts of a value on this client's replicas; None if it is not distributed."""
         if isinstance(value, DistributedValues):
             self.replicas.check_parts(value)
             return value.values
@@ -192,7 +192,7 @@ class StrategyExtended(ExtendedBase):
         )
 
     def gather_values(self, value: Any, axis: int) -> Any:
-        """Put the replicas' parts of each distributed value of a nested structure one behind the other."""
+        """Concatenate the replicas' parts of each distributed value of a nested structure."""
         columns = []
         for leaf in flatten(value):
             parts = self._parts(leaf)
@@ -213,7 +213,7 @@ class StrategyExtended(ExtendedBase):
         return rebuild(value, self.replicas.combiner.gather(columns, axis))
 
     def broadcast_to(self, tensor: Any, destinations: Any = None) -> Mirrored:
-        """Give all replicas the value that the first client has.
+        """Broadcast the first client's value to all replicas.
 
         Args:
             tensor: The value; of the same shape and dtype on all clients.
@@ -235,7 +235,7 @@ class StrategyExtended(ExtendedBase):
         kwargs: Mapping[str, Any] | None = None,
         group: bool = True,
     ) -> Any:
-        """Update each copy of a variable by itself.
+        """Update each copy of a variable separately.
 
         In a replica, all replicas must call it, and their arguments are collected first.
 
@@ -282,7 +282,7 @@ class StrategyExtended(ExtendedBase):
 
     @contextmanager
     def colocate_vars_with(self, colocate_with_variable: DistributedVariable) -> Iterator[None]:
-        """Create variables where another one is: all of a strategy's variables are on all replicas.
+        """Create variables on the devices of another one: all of a strategy's variables are on all replicas.
 
         Raises:
             StrategyValueError: It is not one of this strategy's variables.
@@ -299,7 +299,7 @@ class StrategyExtended(ExtendedBase):
         return getattr(v, "distribute_strategy", None) is self._strategy
 
     def read_var(self, v: DistributedVariable) -> Array:
-        """Return a variable's value for all replicas; that of one that is combined on read is combined."""
+        """Return a variable's value for all replicas, combined if the variable is combined on read."""
         return v.read_value()
 
     def create_variable(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> DistributedVariable:
@@ -321,7 +321,7 @@ class StrategyExtended(ExtendedBase):
         return created
 
     def value_container(self, value: Any) -> Any:
-        """Return the distributed object that a replica's part belongs to; replicas see variables whole."""
+        """Return the distributed object of a replica's part; replicas use variables themselves."""
         return value
 
     # -- logical devices ----------------------------------------------------------------------------
@@ -339,7 +339,7 @@ class StrategyExtended(ExtendedBase):
         yield
 
     def check_logical_device(self, logical_device_id: int, what: str) -> None:
-        """Refuse a logical device that replicas do not have.
+        """Raise an error for a logical device that replicas do not have.
 
         Raises:
             StrategyValueError: They do not have it.

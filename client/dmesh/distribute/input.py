@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 _AHEAD = 2
-"""Number of steps that are made ahead if the options leave it open."""
+"""Default number of prefetched steps."""
 
 
 def experimental_distribute_dataset(

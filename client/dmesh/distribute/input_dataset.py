@@ -96,7 +96,7 @@ class DistributedIterator(Iterator[Any]):
         return self._reading.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continues after the step after which `state` was called; only before the first step.
+        """Continues from a position that `state` returned. Must be called before the first step.
 
         All workers must do so, each with its own state of the same step, and be as many as then.
 

@@ -15,9 +15,9 @@ class InputReplicationMode(enum.Enum):
     """Number of input pipelines."""
 
     PER_WORKER = "PER_WORKER"
-    """One on each worker, whose elements go to its replicas in turn."""
+    """One pipeline on each worker, whose elements go to its replicas in turn."""
     PER_REPLICA = "PER_REPLICA"
-    """One for each replica; with `distribute_datasets_from_function` on a single worker only."""
+    """One pipeline for each replica; only with `distribute_datasets_from_function` on a single worker."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class InputOptions:
     """
 
     experimental_fetch_to_device: bool = True
-    """True if elements are made ahead, in a thread, and wait for the replicas in buffers."""
+    """True to prefetch elements in a thread, into buffers for the replicas."""
     experimental_replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER
     """Number of input pipelines."""
     experimental_place_dataset_on_device: bool = False
-    """Accepted where TensorFlow accepts it; without effect, as devices compute on the host here."""
+    """Ignored; for compatibility with TensorFlow. dmesh's devices compute on the host."""
     experimental_per_replica_buffer_size: int = 1
-    """Number of elements that may wait for each replica; 0 for none, -1 for a number that suits."""
+    """Maximum number of prefetched elements for each replica; 0 for none, -1 for a number chosen by dmesh."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.experimental_replication_mode, InputReplicationMode):
@@ -58,10 +58,10 @@ class InputContext:
     input_pipeline_id: int = 0
     """Index of this pipeline, from 0."""
     num_replicas_in_sync: int = 1
-    """Number of replicas, of all workers together."""
+    """Total number of replicas of all workers."""
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
-        """Returns a replica's part of a batch of all replicas together.
+        """Returns the size of a replica's part of a global batch.
 
         Raises:
             DatasetError: It cannot be divided evenly.
@@ -87,9 +87,9 @@ class ValueContext:
     """Argument of a function that makes a replica's value."""
 
     replica_id_in_sync_group: int = 0
-    """Number of the replica that the value is for, from 0, counted through all workers."""
+    """Index of the replica for which the value is, among all workers' replicas."""
     num_replicas_in_sync: int = 1
-    """Number of replicas, of all workers together."""
+    """Total number of replicas of all workers."""
 
     def __str__(self) -> str:
         return (

@@ -23,7 +23,7 @@ Step = tuple[list[Any], list[dict[str, Any]]]
 
 
 class WorkerInput:
-    """Input of one worker, which can be read again and again.
+    """Input of one worker, which can be read many times.
 
     Args:
         workers: The workers that take part.
@@ -117,7 +117,7 @@ class Reading:
         self._endless = endless
         self._epoch = epoch
         self._like: Any = None
-        """An element that was read, if there is one."""
+        """A read element, or None."""
         self._positions = [reader.state() for reader in readers]
         replicas = source.workers.replicas_per_worker
         # The thread must not hold this object, with which it ends.
@@ -166,7 +166,7 @@ class Reading:
             self._steps.close()
 
     def _nothing(self) -> tuple[Progress, Any]:
-        """Returns the distributed value of elements without rows, if there can be one."""
+        """Returns the distributed value of elements without rows, if possible."""
         workers = self._source.workers
         if workers.num_workers == 1:
             return Progress.ENDED, None  # there is no other worker

@@ -28,7 +28,7 @@ __all__ = ["batch_sizes", "divide", "effective_policy", "with_entropy"]
 
 
 def batch_sizes(global_batch_size: int, num_workers: int, replicas: int, worker: int) -> tuple[int, ...]:
-    """Returns how many rows one worker's elements have, one after the other, and again from the first.
+    """Returns the numbers of rows of one worker's elements, which repeat.
 
     Args:
         global_batch_size: Rows of a batch of all replicas together.
@@ -47,7 +47,7 @@ def batch_sizes(global_batch_size: int, num_workers: int, replicas: int, worker:
 
 
 def effective_policy(node: Node, policy: AutoShardPolicy, num_workers: int) -> AutoShardPolicy:
-    """Returns by which policy a dataset is divided: AUTO becomes FILE or DATA, and what cannot be is refused.
+    """Returns the policy by which a dataset is divided: AUTO becomes FILE or DATA. Raises if impossible.
 
     Raises:
         ShardHintError: The dataset has a `SHARD_HINT`, but the policy is not HINT.
@@ -98,7 +98,7 @@ def _check_files(node: Node, num_workers: int) -> None:
 
 
 def divide(node: Node, policy: AutoShardPolicy, num_workers: int, replicas: int, worker: int) -> Node:
-    """Returns the pipeline of one worker, of which each replica takes an element in turn.
+    """Returns the pipeline of one worker, whose elements go to its replicas in turn.
 
     Args:
         node: The dataset, whose elements are global batches.
@@ -133,7 +133,7 @@ def divide(node: Node, policy: AutoShardPolicy, num_workers: int, replicas: int,
 
 
 def with_entropy(node: Node, entropy: int) -> Node:
-    """Returns a pipeline whose shuffles without a seed have the same order wherever `entropy` is the same."""
+    """Returns a pipeline in which `entropy` is the seed of shuffles without a seed."""
 
     def seeded(step: Node) -> Node:
         if isinstance(step, Shuffle) and step.seed is None:

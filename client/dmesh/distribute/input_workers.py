@@ -1,4 +1,4 @@
-"""Workers that take part in the input: their numbers of replicas, and their agreement.
+"""Workers of a distributed input: their numbers of replicas, and their agreement.
 
 A worker is a client with the replicas that it runs. This is all that the input knows of a strategy.
 """
@@ -21,20 +21,20 @@ from dmesh.errors import CollectiveError, DatasetError, RemoteInputError
 __all__ = ["BY_FUNCTION", "InputWorkers", "Progress", "WorkerFacts"]
 
 BY_FUNCTION = 100
-"""Stands for an `AutoShardPolicy` if a function makes each worker's dataset."""
+"""Placeholder for an `AutoShardPolicy` if a function creates each worker's dataset."""
 _LONGEST_MESSAGE = 1000
-"""Bytes of an error that are sent to the other workers."""
+"""Maximum size of an error that is sent to the other workers, bytes."""
 
 
 class Progress(enum.IntEnum):
-    """Progress of a worker in a step: what it has for its replicas."""
+    """Progress of a worker in a step: the elements for its replicas."""
 
     ENDED = 0
-    """Nothing more: empty elements, if others go on."""
+    """At the end: empty elements, if others continue."""
     ELEMENTS = 1
-    """Elements, for one replica at least."""
+    """Elements for at least one replica."""
     CANNOT_PAD = 2
-    """Nothing more, and no empty elements either: they have no rows, or their shape is unknown."""
+    """At the end, without empty elements: elements have no rows, or their shape is unknown."""
     FAILED = 3
     """An error."""
 
@@ -47,11 +47,11 @@ class WorkerFacts(NamedTuple):
     endless: int
     """1 if its input has no end, else 0."""
     way: int
-    """Way in which it is divided: a number of `AutoShardPolicy`, or `BY_FUNCTION`."""
+    """Division of the dataset: a number of `AutoShardPolicy`, or `BY_FUNCTION`."""
     batch_size: int
     """Rows of an element before they are divided; -1 if not known."""
     epoch: int
-    """Number of times that it has been read before."""
+    """Number of earlier readings."""
     entropy: int
     """A random number."""
 
@@ -107,11 +107,11 @@ class InputWorkers:
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """Number of replicas, of all workers together."""
+        """Total number of replicas of all workers."""
         return self.num_workers * self.replicas_per_worker
 
     def exchange(self, facts: WorkerFacts) -> list[WorkerFacts]:
-        """Tells the other workers about this one's input, before it is read, and compares.
+        """Exchanges and compares the workers' facts about their input, before it is read.
 
         Returns:
             What all workers said, by index.
@@ -136,7 +136,7 @@ class InputWorkers:
         return [WorkerFacts(*(int(number) for number in row)) for row in rows]
 
     def go_on(self, progress: Progress, error: BaseException | None = None) -> bool:
-        """Tells the other workers how far this one is, and hears the same from them.
+        """Exchanges the workers' progress.
 
         Args:
             progress: Progress of this worker in this step.
@@ -187,7 +187,7 @@ class InputWorkers:
         )
 
     def _wait_for_all(self) -> None:
-        """Lets all workers hear of a failure before the first one ends because of it."""
+        """Waits until all workers know of a failure, before the first one ends because of it."""
         if self.group is not None:
             with contextlib.suppress(CollectiveError):  # one has ended already; what is raised says more
                 self.group.barrier()

@@ -1,4 +1,4 @@
-"""Options that strategies take as TensorFlow's do."""
+"""Options of strategies, like TensorFlow's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["CommunicationImplementation", "CommunicationOptions", "RunOptions"]
 
 
 class CommunicationImplementation(enum.Enum):
-    """Algorithm that TensorFlow is asked for. dmesh chooses by itself: all of them mean the same."""
+    """Algorithm, for TensorFlow. dmesh chooses by itself, whatever the value."""
 
     AUTO = "AUTO"
     """Whichever is best."""
@@ -23,12 +23,12 @@ class CommunicationImplementation(enum.Enum):
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options of `Strategy.run`. NumPy compiles nothing: all of them are accepted and change nothing."""
+    """Options of `Strategy.run`. All are ignored, because NumPy does not compile."""
 
     experimental_enable_dynamic_batch_size: bool = True
-    """For compilers: whether batches may have any size. They always may."""
+    """Ignored: batches may always have any size."""
     experimental_bucketizing_dynamic_shape: bool = False
-    """For compilers: whether to round sizes up, to compile less often."""
+    """Ignored: whether to round sizes up, to compile less often."""
     experimental_xla_options: object = None
     """For XLA."""
 
@@ -42,11 +42,11 @@ class CommunicationOptions:
     """
 
     bytes_per_pack: int = 0
-    """Bytes of values that are sent together; 0 for 8 MB."""
+    """Maximum size of a bucket, bytes; 0 for 8 MB."""
     timeout_seconds: float | None = None
     """Limit of each exchange; None for `DMESH_COLLECTIVE_TIMEOUT`."""
     implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO
-    """A hint that changes nothing: dmesh chooses the algorithm. A name stands for the member."""
+    """Ignored: dmesh chooses the algorithm. May be the name of a member."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.implementation, CommunicationImplementation):
@@ -64,7 +64,7 @@ class CommunicationOptions:
             raise StrategyValueError(f"timeout_seconds must be positive, got {self.timeout_seconds}")
 
     def merge(self, options: CommunicationOptions | None) -> CommunicationOptions:
-        """Return these options, with those of others in place of them where they are not the default.
+        """Return these options, overridden by options of `others` that are not the default.
 
         Args:
             options: The others; None for none.

@@ -1,4 +1,4 @@
-"""Reduction of arrays that are handed over one by one, in buckets that travel while replicas compute.
+"""Reduction of arrays that are added one by one, in buckets that are sent while replicas compute.
 
 A bucket is sent as soon as its last array is there and those before it have been sent. Buckets are filled
 from the last array to the first, as gradients become ready in the order opposite to that of the layers.
@@ -25,7 +25,7 @@ from dmesh.errors import StrategyTypeError, StrategyValueError
 __all__ = ["PENDING_BYTES", "Buckets", "PendingReduction"]
 
 PENDING_BYTES = 4 << 20
-"""Bytes of a bucket, unless the caller says otherwise: the smaller, the earlier the first one is sent."""
+"""Default size of a bucket, bytes. Smaller buckets are sent earlier."""
 
 
 class Buckets:
@@ -50,7 +50,7 @@ class Buckets:
         self.reduction = reduction
         """Reduction, compiled for the arrays."""
         self.overlap = group is not None
-        """True if buckets travel beside the computation."""
+        """True if the exchange of buckets overlaps with the computation."""
         self._combiner, self._group, self._timeout = combiner, group, timeout
         self._missing = [replicas] * len(reduction.buckets)
         self._parts: list[list[Any]] = [[None] * replicas for _ in reduction.buckets]
@@ -58,7 +58,7 @@ class Buckets:
         self._lock = Lock()
 
     def add(self, number: int, replica: int, part: Array) -> None:
-        """Take a replica's part of a bucket; send the buckets that are complete, if they overlap."""
+        """Add a replica's part of a bucket; send complete buckets, if they overlap with the computation."""
         self._parts[number][replica] = part
         with self._lock:
             self._missing[number] -= 1
@@ -79,7 +79,7 @@ class Buckets:
         )
 
     def finish(self, replicas: Sequence[Any]) -> list[list[Array]]:
-        """Return the reduced arrays for each replica, which cannot be written to, once all are there."""
+        """Wait for all buckets, and return the reduced arrays for each replica, read-only."""
         results: list[Any] = [None] * len(self.reduction.rules)
         for bucket, reduced in zip(self.reduction.buckets, self._reduced, strict=True):
             share_out(self.reduction, bucket, reduced.result() if self.overlap else reduced, results)
@@ -87,7 +87,7 @@ class Buckets:
 
 
 class PendingReduction:
-    """All-reduce whose arrays are handed over one by one; `ReplicaContext.begin_all_reduce` returns it.
+    """All-reduce of arrays that are added one by one; returned by `ReplicaContext.begin_all_reduce`.
 
     ```python
     def step(rows):
@@ -134,7 +134,7 @@ class PendingReduction:
         return f"<PendingReduction: {len(self._missing)} of {len(self._like)} arrays are missing>"
 
     def put(self, key: Any, value: Any) -> None:
-        """Hand over an array, whose memory the reduction overwrites and may use for the result.
+        """Add an array. The reduction overwrites its memory, and may use it for the result.
 
         Args:
             key: Index of the array in a list, or its key in a dict.

@@ -13,7 +13,7 @@ __all__ = ["Placement", "Replica", "ids_text"]
 
 @dataclass(frozen=True)
 class Replica:
-    """One of the copies of the program that work in step."""
+    """One of the copies of the program that run in step."""
 
     id: int
     """Its number among all replicas."""
@@ -25,7 +25,7 @@ class Replica:
 
 @dataclass(frozen=True)
 class Placement:
-    """All replicas, as every client knows them.
+    """All replicas; equal on all clients.
 
     Raises:
         StrategyValueError: There is no replica, or the clients have different numbers of them.
@@ -36,7 +36,7 @@ class Placement:
     client: int
     """This client."""
     num_clients: int = 1
-    """Number of clients that take part; each has replicas."""
+    """Number of clients with replicas."""
 
     def __post_init__(self) -> None:
         counts = [
@@ -70,7 +70,7 @@ class Placement:
         return tuple(replica for replica in self.replicas if replica.client == client)
 
     def describe(self, ids: Sequence[int]) -> str:
-        """Name replicas and where they are, such as `replicas 4-7 (client 1)`."""
+        """Return names and clients of replicas, such as `replicas 4-7 (client 1)`."""
         clients = sorted({self.replicas[number].client for number in ids})
         word = "replica" if len(ids) == 1 else "replicas"
         where = "client" if len(clients) == 1 else "clients"

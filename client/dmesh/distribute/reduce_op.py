@@ -16,7 +16,7 @@ class ReduceOp(enum.Enum):
     SUM = "SUM"
     """They are added."""
     MEAN = "MEAN"
-    """They are added and divided by their number."""
+    """The mean of the values."""
 
     @classmethod
     def _missing_(cls, value: object) -> NoReturn:
@@ -24,7 +24,7 @@ class ReduceOp(enum.Enum):
 
     @staticmethod
     def from_variable_aggregation(aggregation: VariableAggregation) -> ReduceOp:
-        """Return the reduction that an aggregation stands for.
+        """Return the reduction of an aggregation.
 
         Raises:
             StrategyValueError: It stands for none.
@@ -43,9 +43,9 @@ class VariableSynchronization(enum.Enum):
     """Time at which the copies of a variable are combined."""
 
     AUTO = 0
-    """As the strategy does by default: on write."""
+    """The strategy's default: on write."""
     NONE = 1
-    """Never: the strategies of dmesh refuse it."""
+    """Never; dmesh's strategies refuse it."""
     ON_WRITE = 2
     """At every assignment, so that all replicas have the same value at all times."""
     ON_READ = 3
@@ -66,7 +66,7 @@ class VariableAggregation(enum.Enum):
 
 
 def as_reduce_op(op: ReduceOp | str) -> ReduceOp:
-    """Return a reduction, of which also the name in any case may be given.
+    """Return a reduction from a member or its name, in upper or lower case.
 
     Raises:
         StrategyTypeError: It is neither.

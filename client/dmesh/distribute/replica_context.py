@@ -64,7 +64,7 @@ class ReplicaContext(ReplicaBase):
         )
 
     def __enter__(self) -> None:
-        """Make a block belong to this replica, which it must do already.
+        """Enter this replica's scope, which must already be active.
 
         Raises:
             StrategyError: The caller is not this replica.
@@ -111,7 +111,7 @@ class ReplicaContext(ReplicaBase):
     def begin_all_reduce(
         self, reduce_op: ReduceOp | str, like: Any, options: CommunicationOptions | None = None
     ) -> PendingReduction:
-        """Begin an all-reduce whose arrays are handed over one by one, while this replica goes on computing.
+        """Begin an all-reduce of arrays that are added one by one, while this replica continues computing.
 
         Arrays travel in buckets, from the last one to the first: hand them over in that order, as gradients
         become ready. All replicas must call it, and `result()` of its result. A replica has one such
@@ -233,7 +233,7 @@ class ReplicaContext(ReplicaBase):
     # -- for the rest of the package ----------------------------------------------------------------
 
     def require_finished(self) -> None:
-        """Refuse to end a step with a reduction under way.
+        """Raise an error if a step ends with an unfinished reduction.
 
         Raises:
             StrategyError: There is one.
@@ -245,12 +245,12 @@ class ReplicaContext(ReplicaBase):
         self._pending = None
 
     def require_running(self) -> None:
-        """Refuse to go on if the step has failed without this replica; see `Step.require_running`."""
+        """Raise an error if the step has failed in other replicas; see `Step.require_running`."""
         if self._step is not None:
             self._step.require_running()
 
     def exchange(self, description: Description, perform: Perform, value: Any) -> Any:
-        """Wait for all replicas in a call of this package's; see `Step.exchange`."""
+        """Wait for all replicas in a call of this package; see `Step.exchange`."""
         if self._step is None:
             return perform((value,))[0]
         return self._step.exchange(self.index, description, perform, value)

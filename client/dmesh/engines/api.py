@@ -29,14 +29,14 @@ def launch(
     max_restarts: int = 0,
     env: Mapping[str, str] | None = None,
 ) -> list[Result]:
-    """Call a function in `n` processes, the ranks of a cluster of their own, and return what each returns.
+    """Call a function in `n` processes, the ranks of a new cluster, and return their results.
 
-    Each rank joins the cluster, calls the function, and leaves the cluster when it has returned. The function
-    uses dmesh as a program does: `dmesh.client_id()` is its rank. The coordination server runs in the process
-    that calls this; if `DMESH_COORDINATOR` names one, that is used.
+    Each rank joins the cluster, calls the function, and leaves the cluster. The function uses dmesh like any
+    program: `dmesh.client_id()` is its rank. The coordination server runs in the calling process, unless
+    `DMESH_COORDINATOR` names another one.
 
-    Functions of a script or of a notebook's cell are sent to the ranks by cloudpickle, and a script needs no
-    `if __name__ == "__main__"`, because ranks do not run it.
+    cloudpickle sends functions of a script or a notebook cell to the ranks. A script needs no
+    `if __name__ == "__main__"`, because ranks do not run the script.
 
     ```python
     import numpy as np
@@ -50,29 +50,30 @@ def launch(
     ```
 
     Args:
-        fn: The function. It, its arguments and its results are pickled.
+        fn: The function. dmesh pickles the function, its arguments and its results.
         args: Its positional arguments, the same for all ranks.
         kwargs: Its keyword arguments.
         n: Number of ranks.
-        on: Processes that the ranks run in. `"local"`: new ones on this machine, which end with this one. A
-            `dask.distributed.Client`: the worker processes of its cluster, one rank each. `"ray"`: actors of
-            the Ray cluster that this process is connected to, all placed before the first one starts.
-        initialize: Whether to call `initialize_accelerator_system()` in each rank first. False for a function
-            that does so itself.
-        max_restarts: Restarts of each rank that fails. A rank that is started again takes its own place in
-            the running job, as described for the restart policy `rejoin`, under which the cluster then is.
-        env: Environment variables of the ranks, beside those that their processes have.
+        on: Where the ranks run. `"local"`: in new processes on this machine, which end with the calling
+            process. A `dask.distributed.Client`: in the worker processes of its cluster, one rank each.
+            `"ray"`: in actors of the Ray cluster to which this process is connected, all placed before the
+            first rank starts.
+        initialize: Whether to call `initialize_accelerator_system()` in each rank before the function. Pass
+            False if the function calls it.
+        max_restarts: Maximum number of restarts of each rank. If it isn't 0, the cluster has the restart
+            policy `rejoin`: a restarted rank takes its own task slot in the running job.
+        env: Additional environment variables of the ranks.
 
     Returns:
         The results, by rank.
 
     Raises:
-        RankFailedError: A rank failed: its function raised an exception, or its process ended. If several
-            did, it is the one with which it began; the others, which followed, are in `failures`.
-        EngineError: Dask or Ray has too few workers for all ranks to run at once, or dmesh is not there.
+        RankFailedError: A rank failed: its function raised an exception, or its process ended. The error
+            describes the first failure; `failures` lists all of them, the first one included.
+        EngineError: Dask or Ray has too few workers to run all ranks at once, or they cannot import dmesh.
         MissingExtraError: Ray, or cloudpickle for a function of a script, is not installed.
         ArgumentTypeError: An argument has the wrong type, or cannot be pickled.
-        ConfigurationError: An argument or an environment variable is not usable.
+        ConfigurationError: An argument or an environment variable has a bad value.
     """
     call = _checked(fn, args, kwargs, n, initialize, max_restarts, env)
     if isinstance(on, str) and on == "local":
@@ -91,7 +92,7 @@ def launch(
 
 
 def _is_dask_client(on: object) -> bool:
-    # Whoever has a client has imported the package.
+    # A caller that has a client has imported the package.
     package: Any = sys.modules.get("distributed")
     return package is not None and isinstance(on, package.Client)
 

@@ -1,4 +1,4 @@
-"""The coordination server of a launch, and the environment variables by which ranks find it."""
+"""Coordination server of a launch, and the environment variables with which ranks find it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dmesh.security import tokens
 
 
 def settings_of(environ: Mapping[str, str]) -> Settings:
-    """Return the settings of the process that launches, which is not a client itself.
+    """Return the settings of the launching process, which is not a client itself.
 
     Raises:
         ConfigurationError: A variable is malformed.
@@ -28,20 +28,21 @@ def settings_of(environ: Mapping[str, str]) -> Settings:
 
 @contextlib.contextmanager
 def coordinator(own: Place, places: Sequence[Place], environ: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Start a coordination server for ranks, unless `DMESH_COORDINATOR` names one; stop it at the end.
+    """Run a coordination server for the ranks, unless `DMESH_COORDINATOR` names one.
 
     Args:
         own: This process.
-        places: The ranks' processes. The server listens on the loopback interface if all have this one's.
+        places: The ranks' processes. The server listens on the loopback interface if all share
+            this process's.
         environ: Environment of this process.
 
     Yields:
-        The variables by which the ranks find it, which have the token.
+        The environment variables with which the ranks find the server, the token included.
 
     Raises:
-        ConfigurationError: A variable is malformed, or the server must be reachable from other hosts, where
-            its token would travel unencrypted.
-        ResolverError: There is no way to the hosts of the ranks.
+        ConfigurationError: A variable is malformed, or ranks run on other hosts, so that the token would
+            travel unencrypted.
+        ResolverError: This host has no route to the hosts of the ranks.
     """
     settings = settings_of(environ)
     variables = {
@@ -53,16 +54,16 @@ def coordinator(own: Place, places: Sequence[Place], environ: Mapping[str, str])
             variables["DMESH_TOKEN"] = source.read()[0].value
         yield {**variables, "DMESH_COORDINATOR": settings.coordinator}
         return
-    away = [place for place in places if not place.shares_loopback(own)]
-    if away and not settings.insecure and settings.tls_ca is None:
+    remote = [place for place in places if not place.shares_loopback(own)]
+    if remote and not settings.insecure and settings.tls_ca is None:
         raise ConfigurationError(
-            f"ranks are to run on other hosts ({', '.join(sorted({place.host for place in away})[:4])}); "
-            "without TLS, the token and everything else would travel unencrypted. Set DMESH_TLS_CA, "
-            "DMESH_TLS_CERT and DMESH_TLS_KEY here and in the workers (see `dmesh certs`), or "
-            "DMESH_INSECURE=1 here if you trust everybody on that network, or DMESH_COORDINATOR to a server "
-            "that runs"
+            f"ranks would run on other hosts ({', '.join(sorted({place.host for place in remote})[:4])}); "
+            "without TLS, the token and all other data would travel unencrypted. Set DMESH_TLS_CA, "
+            "DMESH_TLS_CERT and DMESH_TLS_KEY here and on the workers (see `dmesh certs`), or "
+            "DMESH_INSECURE=1 here if you trust everyone on that network, or point DMESH_COORDINATOR at a "
+            "running server"
         )
-    host = own_host(join_address(away[0].address or away[0].host, 1)) if away else LOOPBACK
+    host = own_host(join_address(remote[0].address or remote[0].host, 1)) if remote else LOOPBACK
     token = tokens.generate()
     server = start_coordinator(host, replace(settings, token=token))
     try:

@@ -1,4 +1,4 @@
-"""Ends of a launch's ranks: their results, or one error with the cause first, then the consequences."""
+"""Results of a launch's ranks, or one error: the first failure, then its consequences."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class Ended:
     place: Place
     """Its last process."""
     report: Report | None
-    """Its account; None if its process ended without one."""
+    """Its report; None if its process ended without one."""
     how: str = ""
-    """How its process ended, as a part of a sentence; empty if it has reported."""
+    """How its process ended, as part of a sentence; empty if it has a report."""
     ended_by: signal.Signals | None = None
-    """The signal by which the launcher has ended its process, if it has."""
+    """Signal with which the launcher ended its process; None if it did not."""
     restarts: int = 0
     """Number of earlier starts."""
     lines: tuple[str, ...] = ()
-    """Traceback that its process printed, for example that of a crash in native code."""
+    """Traceback that its process printed, such as that of a crash in native code."""
 
     @property
     def failure(self) -> Failure | None:
-        """Its failure, if it has reported one."""
+        """Its reported failure; None if there is none."""
         return None if self.report is None else self.report.failure
 
     @property
@@ -48,11 +48,11 @@ def results(ended: Sequence[Ended], running: Sequence[int] = ()) -> list[object]
     """Return the ranks' results, by rank.
 
     Args:
-        ended: The ranks that have ended, in the order in which they have.
-        running: Ranks that have not, although others have failed.
+        ended: The ranks that have ended, in that order.
+        running: Ranks that have not ended although others failed.
 
     Raises:
-        RankFailedError: A rank failed; the one at which the failure began, with all others in `failures`.
+        RankFailedError: A rank failed. The error describes the first failure; `failures` lists all of them.
     """
     if not any(rank.failed for rank in ended):
         return [rank.report.value for rank in sorted(ended, key=lambda one: one.rank) if rank.report]
@@ -65,19 +65,19 @@ def results(ended: Sequence[Ended], running: Sequence[int] = ()) -> list[object]
     lines = [str(first)]
     if errors[1:]:
         lines.append("the others followed:")
-        lines += [f"  {_named(rank)} {_short(_what(rank))}" for rank in ordered[1 : 1 + _MOST_FOLLOWERS]]
+        lines += [f"  {_named(rank)} {_short(_described(rank))}" for rank in ordered[1 : 1 + _MOST_FOLLOWERS]]
         if len(errors) > 1 + _MOST_FOLLOWERS:
             lines.append(f"  and {len(errors) - 1 - _MOST_FOLLOWERS} more")
     if running:
-        lines.append(f"had not ended yet: rank {', '.join(map(str, running))}")
+        lines.append(f"still running: rank {', '.join(map(str, running))}")
     first.args = ("\n".join(lines),)
     first.failures = tuple(errors)
     raise first from first.__cause__
 
 
 def error_of(rank: Ended) -> RankFailedError:
-    """Return the error that says how a rank failed."""
-    text = f"{_named(rank)} {_what(rank)}"
+    """Return the error that describes how a rank failed."""
+    text = f"{_named(rank)} {_described(rank)}"
     if rank.restarts:
         text += f" after {rank.restarts} restart{'s' if rank.restarts > 1 else ''}"
     lines = rank.lines if rank.failure is None else rank.failure.lines
@@ -91,10 +91,10 @@ def _named(rank: Ended) -> str:
     return f"rank {rank.rank} on host {rank.place.host} (pid {rank.place.pid})"
 
 
-def _what(rank: Ended) -> str:
+def _described(rank: Ended) -> str:
     if rank.failure is None:
         return rank.how
-    return f"raised {rank.failure.summary}" + (f" before it {rank.how}" if rank.ended_by else "")
+    return f"raised {rank.failure.summary}" + (f" and then {rank.how}" if rank.ended_by else "")
 
 
 def _short(text: str) -> str:
@@ -103,7 +103,7 @@ def _short(text: str) -> str:
 
 
 def _outcome(rank: Ended, order: int) -> Outcome:
-    """Return a rank's end as `dmesh run` would have seen it, to report cause and consequence alike."""
+    """Return a rank's end in the form of `dmesh run`, which then tells cause from consequence."""
     failure = rank.failure
     if failure is not None:
         status = failure.exit_code

@@ -1,4 +1,4 @@
-"""Ranks on workers of another system: started together, watched, started again if they may be."""
+"""Ranks on workers of another system: starts them together, watches them, restarts failed ones."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from dmesh.errors import EngineError
 from dmesh.launcher.registry import registered
 
 _AFTER_FAILURE = 5.0
-"""Seconds that the other ranks have after a failure to notice it and to report."""
+"""Seconds in which the other ranks can detect a failure and report."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """News of an engine: a rank has ended."""
+    """Event of an engine: a rank ended."""
 
     rank: int
     """The rank."""
     report: Report | None = None
-    """Its account; None if its process ended without one."""
+    """Its report; None if its process ended without one."""
     how: str = ""
-    """How its process ended, as a part of a sentence; empty if it has reported."""
+    """How its process ended, as part of a sentence; empty if it has a report."""
 
 
 class Gang(Protocol):
-    """Processes of an engine, one for each rank; all are there before the first rank starts."""
+    """Processes of an engine, one for each rank. All of them run before the first rank starts."""
 
     places: list[Place]
     """Each rank's process."""
@@ -41,20 +41,20 @@ class Gang(Protocol):
         """Start a rank in its process."""
 
     def wait(self, timeout: float | None) -> Ending | None:
-        """Return the next end of a rank; None if the time is up."""
+        """Return the next rank that ended; None after the timeout."""
 
     def replace(self, rank: int, timeout: float) -> None:
-        """Find another process for a rank whose own is gone.
+        """Find another process for a rank that lost its own.
 
         Raises:
-            EngineError: There is none in time.
+            EngineError: The engine has none within the timeout.
         """
 
     def abandon(self, cluster: str) -> None:
-        """End the ranks that still run, as far as the engine can."""
+        """End the running ranks, as far as the engine can."""
 
     def close(self) -> None:
-        """Give the processes back."""
+        """Return the processes to the engine."""
 
 
 @dataclass
@@ -64,7 +64,7 @@ class _Run:
     gang: Gang
     call: Call
     variables: Mapping[str, str] = field(repr=False)
-    patience: float
+    replace_timeout: float
     clock: Callable[[], float]
     running: set[int] = field(default_factory=set)
     restarts: dict[int, int] = field(default_factory=dict)
@@ -79,8 +79,8 @@ class _Run:
         self.running.add(rank)
         self.gang.start(rank, {**self.variables, **own}, self.call)
 
-    def until_all_have_ended(self) -> None:
-        """Wait for the ranks; after a failure that is not made good, not for long."""
+    def wait_for_all(self) -> None:
+        """Wait until all ranks have ended, or for a few seconds after a failure without a restart."""
         deadline: float | None = None
         while self.running:
             timeout = None if deadline is None else deadline - self.clock()
@@ -110,7 +110,7 @@ class _Run:
     def _restart(self, ended: Ended) -> None:
         if ended.report is None:
             try:
-                self.gang.replace(ended.rank, self.patience)
+                self.gang.replace(ended.rank, self.replace_timeout)
             except EngineError as error:
                 raise error from error_of(ended)
         self.restarts[ended.rank] = ended.restarts + 1
@@ -121,13 +121,13 @@ def run(gang: Gang, call: Call, clock: Callable[[], float] = time.monotonic) -> 
     """Run a function in all ranks, in processes of an engine, and return their results by rank.
 
     Args:
-        gang: The processes, which are given back at the end.
+        gang: The processes. They are returned to the engine at the end.
         call: What to run.
         clock: Monotonic time in seconds.
 
     Raises:
         RankFailedError: A rank failed.
-        EngineError: The engine has no process for a rank that is to be started again.
+        EngineError: The engine has no process for a restarted rank.
         ConfigurationError: See `coordinator`.
     """
     own = own_place()
@@ -135,12 +135,12 @@ def run(gang: Gang, call: Call, clock: Callable[[], float] = time.monotonic) -> 
     with closing(gang), coordinator(own, gang.places, environ) as found:
         variables = {**call.variables, **found, **_shared(call)}
         run = _Run(gang, call, variables, settings_of(environ).init_timeout, clock)
-        jobs = {"DTENSOR_JOBS": found["DMESH_COORDINATOR"]}  # what the register takes for a client's address
+        jobs = {"DTENSOR_JOBS": found["DMESH_COORDINATOR"]}  # `registered` reads the address from here
         try:
             with registered({**found, **jobs}, os.environ):
                 for rank in range(call.ranks):
                     run.start(rank)
-                run.until_all_have_ended()
+                run.wait_for_all()
         finally:
             if run.running:
                 gang.abandon(found["DMESH_CLUSTER"])
@@ -149,7 +149,7 @@ def run(gang: Gang, call: Call, clock: Callable[[], float] = time.monotonic) -> 
 
 def _shared(call: Call) -> dict[str, str]:
     variables = {
-        "DTENSOR_JOBS": "",  # whatever the workers were started with
+        "DTENSOR_JOBS": "",  # overrides a value in the workers' environment
         "DMESH_NUM_CLIENTS": str(call.ranks),
         "WORLD_SIZE": str(call.ranks),
     }
@@ -159,7 +159,7 @@ def _shared(call: Call) -> dict[str, str]:
 
 
 def distinct(places: Sequence[Place], own: Place) -> list[int]:
-    """Return the indices of places that are different processes, and not this one."""
+    """Return the indices of places in distinct processes other than this one."""
     seen = {own.process}
     found = []
     for index, place in enumerate(places):

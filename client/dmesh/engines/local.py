@@ -1,4 +1,4 @@
-"""Ranks in processes of this machine, started and watched as those of `dmesh run`."""
+"""Ranks in processes of this machine, started and watched by the launcher of `dmesh run`."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def _output(stream: TextIO) -> StreamOutput:
 
 
 class _Notices(Reporter):
-    """The launcher's own lines; how the ranks failed is said by the exception that is raised at the end."""
+    """The launcher's own lines. Failures are left to the exception that `results` raises."""
 
     def notice(self, text: str) -> None:
-        """Announce one line."""
+        """Log one line."""
         announce(f"dmesh.launch: {text}")
 
     def failure_noticed(self, outcome: Outcome, seconds: float) -> None:
-        """Say nothing yet."""
+        """Print nothing."""
 
     def summary(self, failures: Sequence[Outcome], ended_well: Sequence[int], *, visible: bool) -> None:
-        """Say nothing: an exception does."""
+        """Print nothing: the exception has the summary."""
 
 
 def run(call: Call) -> list[object]:
@@ -62,7 +62,7 @@ def run(call: Call) -> list[object]:
     """
     if threading.current_thread() is not threading.main_thread():
         raise ConfigurationError(
-            'dmesh.launch(on="local") passes signals on to the ranks, so it works in the main thread only. '
+            'dmesh.launch(on="local") forwards signals to the ranks, so only the main thread can call it. '
             "Call it there, or use `dmesh run`"
         )
     body = dumps((call.function, call.args, dict(call.kwargs)), call.function)
@@ -96,12 +96,12 @@ def run(call: Call) -> list[object]:
             _ended(outcome, reports[outcome.rank])
             for outcome in sorted(result.outcomes, key=lambda one: one.order)
         ]
-    _obey(result, ended)
+    _raise_received_signal(result, ended)
     return results(ended)
 
 
-def _obey(result: LaunchResult, ended: Sequence[Ended]) -> None:
-    """Let a signal that ended the ranks do to this process what it would have done without them."""
+def _raise_received_signal(result: LaunchResult, ended: Sequence[Ended]) -> None:
+    """Raise the signal that ended the ranks in this process, for its usual effect."""
     if result.requested is not None and (len(ended) < 1 or any(rank.failed for rank in ended)):
         signal.raise_signal(result.requested)
 
@@ -111,12 +111,12 @@ def _ended(outcome: Outcome, file: IO[bytes]) -> Ended:
     file.seek(0)
     data = file.read()
     how = outcome.how()
-    if data:  # perhaps of an earlier start, or of a process that died while or after it wrote the report
+    if data:  # it may be from an earlier start, or from a process that died while or after writing it
         try:
             pid, report = loads(data)
         except Exception as error:  # noqa: BLE001 - whatever unpickling a result raises
             if outcome.status == 0:
-                how = f"returned what cannot be unpickled here: {type(error).__name__}: {error}"
+                how = f"returned a result that cannot be unpickled here: {type(error).__name__}: {error}"
                 return Ended(outcome.rank, place, None, how, outcome.ended_by, outcome.restarts)
         else:
             if pid == outcome.pid and (outcome.status == 0 or report.failure is not None):

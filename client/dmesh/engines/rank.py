@@ -1,4 +1,4 @@
-"""One rank of a launch: the process that it runs in, and what it does there."""
+"""One rank of a launch, in its process: joins the cluster, calls the function, leaves, reports."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Place:
     pid: int
     """Its process id there."""
     network: str = ""
-    """Identity of its kernel and network namespace; processes with the same one share their loopback."""
+    """Identity of its kernel and network namespace. Processes with equal ones share a loopback interface."""
     address: str = ""
-    """Address of its host, if the engine knows it."""
+    """Address of its host; empty if the engine does not know it."""
     started: int = 0
-    """Start of the process in its kernel's clock ticks, which tells processes of containers apart."""
+    """Start time of the process in its kernel's clock ticks. It tells processes of containers apart."""
 
     @property
     def process(self) -> tuple[str, int, int]:
@@ -38,7 +38,7 @@ class Place:
         return self.host, self.pid, self.started
 
     def shares_loopback(self, other: Place) -> bool:
-        """Return whether both processes have one loopback interface."""
+        """Return whether both processes share a loopback interface."""
         if self.network and other.network:
             return self.network == other.network
         return self.host == other.host
@@ -57,15 +57,15 @@ class Call:
     ranks: int = 4
     """Number of ranks."""
     initialize: bool = True
-    """True if the rank joins the cluster before the call; otherwise the function does."""
+    """True if the rank joins the cluster before the call; False if the function does."""
     max_restarts: int = 0
-    """Restarts of each rank that fails; it takes its own place in the running job."""
+    """Maximum number of restarts of each rank."""
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Environment variables of all ranks, on top of those that their processes have."""
+    """Additional environment variables of all ranks."""
 
     @property
     def file(self) -> str:
-        """File that the function is from; empty if it has none."""
+        """File that defines the function; empty if unknown."""
         return str(getattr(getattr(self.function, "__code__", None), "co_filename", ""))
 
 
@@ -85,7 +85,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Report:
-    """A rank's account of its end."""
+    """A rank's result or failure."""
 
     value: object = None
     """Result of the function."""
@@ -114,15 +114,15 @@ def run_rank(
 ) -> Report:
     """Join the cluster, call the function, leave the cluster.
 
-    The process goes on afterwards, and can be a rank again.
+    The process continues afterwards, and can run another rank.
 
     Args:
-        variables: Environment variables of this rank, which are set meanwhile.
+        variables: Environment variables that are set during the call.
         function: The user's function.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
-        initialize: Whether to join the cluster before; otherwise the function does.
-        file: File that the function is from.
+        initialize: Whether to join the cluster before the call; False if the function does.
+        file: File that defines the function.
     """
     value: object = None
     name_file(function, file)
@@ -131,7 +131,7 @@ def run_rank(
             if initialize:
                 initialize_accelerator_system()
             value = function(*args, **kwargs)
-        except BaseException as error:  # noqa: BLE001 - it is reported, whatever it is
+        except BaseException as error:  # noqa: BLE001 - any exception is reported
             if not isinstance(error, SystemExit) or error.code:
                 return Report(failure=failure_of(error, _leave(error)))
         _leave(None)
@@ -139,9 +139,9 @@ def run_rank(
 
 
 def abandon(cluster: str) -> None:
-    """Make this process leave a cluster, if it is a rank of it: whoever launched it waits no more.
+    """Make this process leave a cluster, if it is a rank of it, because the launch has ended.
 
-    The function that it runs goes on until its next call of dmesh, which fails.
+    The rank's function continues until its next call of dmesh, which fails.
     """
     client = context.find(Client)
     if client is None or client.settings.cluster != cluster:
@@ -149,7 +149,7 @@ def abandon(cluster: str) -> None:
 
     def leave() -> None:
         with contextlib.suppress(CoordinationError):  # no other client is left to notify
-            client.leave("the process that launched it ended the launch")
+            client.leave("the launching process ended the launch")
 
     threading.Thread(target=leave, name="dmesh-abandon", daemon=True).start()
 
@@ -162,11 +162,11 @@ def _leave(error: BaseException | None) -> int | None:
 
 
 def failure_of(error: BaseException, exit_code: int | None = None) -> Failure:
-    """Return an exception as a rank reports it.
+    """Return the report of an exception.
 
     Args:
         error: The exception.
-        exit_code: Exit code that follows from it; None for Python's own.
+        exit_code: Exit code for it; None for Python's own.
     """
     code = error.code if isinstance(error, SystemExit) else None
     summary = f"{type(error).__name__}: {error}".rstrip(": ")

@@ -15,7 +15,7 @@ _EXIT_TYPE = re.compile(r"Worker exit type: (\w+)")
 
 
 class RankProcess:
-    """The actor: a process for one rank."""
+    """Ray actor: the process of one rank."""
 
     def place(self) -> Place:
         """Return this process."""
@@ -37,16 +37,17 @@ class RankProcess:
 
 
 class RayGang:
-    """Actors of a Ray cluster, one for each rank, in one placement group so that all start together.
+    """Actors of a Ray cluster, one for each rank, in one placement group, so that all start together.
 
     Args:
         size: Number of ranks.
-        timeout: Limit for the cluster to have room for them, seconds.
+        timeout: Seconds to wait until the cluster can place all actors.
 
     Raises:
         MissingExtraError: Ray is not installed.
         ConfigurationError: This process is not connected to a Ray cluster.
-        EngineError: The cluster has too few CPUs, or no room in time; or its workers cannot import dmesh.
+        EngineError: The cluster has too few CPUs, or too few free ones within the timeout; or its workers
+            cannot import dmesh.
     """
 
     def __init__(self, size: int, timeout: float) -> None:
@@ -57,8 +58,8 @@ class RayGang:
             raise MissingExtraError("on=\"ray\" needs Ray: pip install 'dmesh[ray]'") from error
         if not ray.is_initialized():
             raise ConfigurationError(
-                "this process is not connected to a Ray cluster: call ray.init() before dmesh.launch, with "
-                'address="auto" for a cluster that runs'
+                "this process is not connected to a Ray cluster. Call ray.init() before dmesh.launch; pass "
+                'address="auto" to connect to a running cluster'
             )
         self._ray = ray
         self._pending: dict[Any, int] = {}
@@ -66,7 +67,7 @@ class RayGang:
         cpus = int(ray.cluster_resources().get("CPU", 0))
         if cpus < size:
             raise EngineError(
-                f"dmesh.launch(n={size}) needs a CPU of the Ray cluster for each rank, but there are {cpus}. "
+                f"dmesh.launch(n={size}) needs one CPU for each rank, but the Ray cluster has {cpus}. "
                 "Add nodes, or launch fewer ranks"
             )
         self._group = placement_group([{"CPU": 1}] * size, strategy="PACK")
@@ -74,9 +75,9 @@ class RayGang:
             if not self._group.wait(timeout):
                 free = int(ray.available_resources().get("CPU", 0))
                 raise EngineError(
-                    f"the Ray cluster had no room for {size} ranks at once within {timeout:g} s "
-                    f"(DMESH_INIT_TIMEOUT): {free} of its {cpus} CPUs are free. Wait for others to end, or "
-                    "launch fewer ranks"
+                    f"the Ray cluster could not place {size} ranks at once within {timeout:g} s "
+                    f"(DMESH_INIT_TIMEOUT): {free} of its {cpus} CPUs are free. Wait for other jobs to end, "
+                    "or launch fewer ranks"
                 )
             self._actors = [self._actor(bundle) for bundle in range(size)]
             self.places: list[Place] = self._ask(self._actors, timeout)
@@ -95,7 +96,7 @@ class RayGang:
         self._pending[reference] = rank
 
     def wait(self, timeout: float | None) -> Ending | None:
-        """Return the next end of a rank; None if the time is up."""
+        """Return the next rank that ended; None after the timeout."""
         ready, _ = self._ray.wait(list(self._pending), num_returns=1, timeout=timeout)
         if not ready:
             return None
@@ -104,13 +105,13 @@ class RayGang:
             return Ending(rank, report=self._ray.get(ready[0]))
         except self._ray.exceptions.RayActorError as error:
             kind = _EXIT_TYPE.search(str(error))
-            why = "" if kind is None else f" (Ray says {kind[1]})"
+            why = "" if kind is None else f" (Ray's exit type: {kind[1]})"
             return Ending(rank, how=f"was lost: its process, a Ray actor, is gone{why}")
         except Exception as error:  # noqa: BLE001 - whatever Ray or unpickling raises ends this rank
             return Ending(rank, how=f"could not be run by Ray: {type(error).__name__}: {error}")
 
     def replace(self, rank: int, timeout: float) -> None:
-        """Start another actor in the place of one that is gone."""
+        """Start another actor in the place of a dead one."""
         self._actors[rank] = self._actor(self._bundles[rank])
         self.places[rank] = self._ask([self._actors[rank]], timeout)[0]
 
@@ -118,7 +119,7 @@ class RayGang:
         """Do nothing: `close` ends the actors."""
 
     def close(self) -> None:
-        """End the actors, and give their CPUs back."""
+        """Kill the actors, and release their CPUs."""
         from ray.util.placement_group import remove_placement_group
 
         for actor in self._actors:
@@ -139,10 +140,10 @@ class RayGang:
         except self._ray.exceptions.GetTimeoutError as error:
             raise EngineError(
                 f"the Ray cluster did not start {len(actors)} of the ranks' processes within {timeout:g} s "
-                "(DMESH_INIT_TIMEOUT). Add a node if one is gone, or wait longer"
+                "(DMESH_INIT_TIMEOUT). Replace a lost node, or raise the limit"
             ) from error
         except (ImportError, self._ray.exceptions.RayTaskError, self._ray.exceptions.RayActorError) as error:
             raise EngineError(
-                f"the Ray workers cannot run ranks: {error}. Install the same version of dmesh there as "
-                "here, for example by a runtime_env"
+                f"the Ray workers cannot run ranks: {error}. Install the version of dmesh that is installed "
+                "here on them, for example with a runtime_env"
             ) from error

@@ -1,7 +1,7 @@
-"""Functions and exceptions as bytes, for processes that this one has started or that an engine feeds.
+"""Pickled functions, results and exceptions, between this process and the ranks that it started.
 
-Nothing here reads bytes from a network or a named file: engines carry their own, and a local rank inherits
-its bytes from its parent.
+Nothing here unpickles bytes from a network or a named file: Dask and Ray pickle on their own, and a local
+rank inherits a file descriptor from its parent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from dmesh.errors import ArgumentTypeError, MissingExtraError
 
 _UNNAMED = "<dynamic-code>"
-"""File of functions that cloudpickle has carried."""
+"""File name that cloudpickle gives to functions."""
 
 
 class _Pickler(Protocol):
@@ -24,11 +24,11 @@ class _Pickler(Protocol):
 
 
 def dumps(value: object, function: object) -> bytes:
-    """Pickle a call: by cloudpickle, which also takes functions of a script or a notebook cell.
+    """Pickle a call, with cloudpickle if it is installed, for functions of a script or a notebook cell.
 
     Args:
-        value: What to pickle.
-        function: The function that is called, for the messages.
+        value: The object to pickle.
+        function: The called function, for the messages.
 
     Raises:
         MissingExtraError: It is a function of a script or a notebook, and cloudpickle is not installed.
@@ -38,28 +38,28 @@ def dumps(value: object, function: object) -> bytes:
     name = getattr(function, "__qualname__", repr(function))
     if pickler is pickle and (getattr(function, "__module__", "") == "__main__" or "<" in name):
         raise MissingExtraError(
-            f"{name} is a function of a script, a notebook or another function, which needs cloudpickle to "
-            "get to other processes: pip install 'dmesh[launch]', or move it to a module that they can import"
+            f"{name} is defined in a script, a notebook or another function, so only cloudpickle can send it "
+            "to other processes: pip install 'dmesh[launch]', or move it to a module that they can import"
         )
     try:
         return pickler.dumps(value)
     except Exception as error:
         raise ArgumentTypeError(
             f"{name}, or one of its arguments, cannot be sent to another process: {type(error).__name__}: "
-            f"{error}. Make open files, locks and connections inside of the function"
+            f"{error}. Create open files, locks and connections inside the function"
         ) from error
 
 
 def loads(data: bytes) -> Any:
-    """Unpickle bytes of a parent or child process, which came by a descriptor that the child inherited."""
-    return pickle.loads(data)  # noqa: S301 - only the two processes have that descriptor
+    """Unpickle bytes of the parent or child process, read from an inherited file descriptor."""
+    return pickle.loads(data)  # noqa: S301 - only the two processes have the descriptor
 
 
 def name_file(function: object, file: str) -> None:
-    """Give a function the name of its file, for tracebacks: cloudpickle leaves it out.
+    """Set a function's file name, which cloudpickle drops, for tracebacks.
 
     Args:
-        function: The function, and with it those of its module that it calls.
+        function: The function. The functions among its globals are changed with it.
         file: The file.
     """
     if not isinstance(function, FunctionType) or function.__code__.co_filename != _UNNAMED:
@@ -75,7 +75,7 @@ def _in_file(code: CodeType, file: str) -> CodeType:
 
 
 def survives(error: BaseException) -> bool:
-    """Return whether an exception is the same after being pickled and unpickled."""
+    """Return whether an exception keeps its type when it is pickled and unpickled."""
     try:
         return type(loads(_pickler().dumps(error))) is type(error)
     except Exception:  # noqa: BLE001 - an exception's own methods may do anything

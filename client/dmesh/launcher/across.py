@@ -23,7 +23,7 @@ class PlanAcross:
     """A job that can be started on several hosts."""
 
     plan: LaunchPlan
-    """What is started; paths in it are those of the launcher's machine."""
+    """Command to start; its paths are those of the launcher's machine."""
     files: Mapping[str, str] = field(repr=False)
     """Content of the files that the hosts are given, by the variables that name them."""
 

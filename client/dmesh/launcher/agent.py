@@ -131,7 +131,7 @@ class Agent:
                     self._ports.close()
 
     def read(self) -> None:
-        """Take what the launcher sends."""
+        """Handle messages of the launcher."""
         data = os.read(self._reader, _CHUNK)
         if not data:
             self._over = True
@@ -170,7 +170,7 @@ class Agent:
                 self._outbox.send(Frame("ping", 0))
 
     def _settle(self) -> None:
-        """Tell the launcher of clients that have ended, and of those of which nothing is left."""
+        """Report clients that have ended, and those whose processes are all gone, to the launcher."""
         for rank, client in [*self._clients.items()]:
             if rank not in self._ended and client.poll():
                 client.catch_up()
@@ -262,7 +262,7 @@ class Agent:
 
 
 def _own_address(way: str) -> str:
-    """Return the address at which the launcher, or those near it, reach this host; empty if nobody says.
+    """Return the address at which the launcher's network reaches this host; empty if unknown.
 
     Args:
         way: How the agent was started: `ssh`, `srun` or `here`.

@@ -14,7 +14,7 @@ from dmesh.config.host import cores, own_nodes
 from dmesh.errors import ConfigurationError
 
 BINDINGS = ("core", "numa")
-"""What a client can be bound to: its share of the host's cores, or all CPUs of one NUMA node."""
+"""Kinds of CPU binding of a client: its share of the host's cores, or all CPUs of one NUMA node."""
 
 
 def check_binding() -> None:

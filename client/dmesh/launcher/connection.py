@@ -68,13 +68,13 @@ class RemoteClient(Client):
         return not self.gone
 
     def finish(self) -> bool:
-        """Have what is left of it killed; return False until that is done."""
+        """Have its remaining processes killed; return False until that is done."""
         if not self.gone:
             self._connection.send(Frame("finish", self.rank))
         return self.gone
 
     def take(self, message: Frame) -> None:
-        """Take what the agent tells of it."""
+        """Handle the agent's message about it."""
         if message.kind in ("out", "err"):
             self.streams[message.kind == "err"].feed(message.payload)
         elif message.kind == "started":
@@ -102,12 +102,12 @@ class RemoteClient(Client):
 
 @dataclass(frozen=True)
 class Ready:
-    """What an agent knows of its host."""
+    """An agent's description of its host."""
 
     ports: tuple[int, ...]
     """A free port for each client."""
     address: str
-    """Address at which the host was reached; empty if nobody knows."""
+    """Address at which the host was reached; empty if unknown."""
 
     @classmethod
     def of(cls, fields: Mapping[str, Any], clients: int) -> Ready:
@@ -123,7 +123,7 @@ class Ready:
 
 
 class HostConnection:
-    """One host: the process that leads there, what it says, and the clients behind it.
+    """One host: the process that connects to it, the agent's messages, and its clients.
 
     Args:
         host: The host.
@@ -179,7 +179,7 @@ class HostConnection:
 
     @property
     def outbox(self) -> Outbox:
-        """What waits to be sent to the agent."""
+        """Data to be sent to the agent."""
         return self._outbox
 
     def begin(self, setup: Frame) -> None:
@@ -187,7 +187,7 @@ class HostConnection:
         self._setup = setup
 
     def show_words(self, output: Output) -> None:
-        """Show from now on what the agent, and what leads to it, write to their standard error."""
+        """Show the standard error of the agent and of the connecting process from now on."""
         self._words.show(f"[{self.host.name}] ", output)
 
     def send(self, message: Frame) -> None:
@@ -202,7 +202,7 @@ class HostConnection:
 
     @property
     def last_words(self) -> str:
-        """What the agent, and what leads to it, wrote last to their standard error, in one line."""
+        """Last standard error output of the agent and of the command that reaches it (ssh), in one line."""
         return " ".join(self._words.last)
 
     @property
@@ -232,7 +232,7 @@ class HostConnection:
         return bool(poll.poll(0))
 
     def read(self) -> None:
-        """Take what the agent says.
+        """Handle messages of the agent.
 
         Raises:
             HostError: The agent refuses, is of another version, or is none. Only before it is ready.

@@ -55,7 +55,7 @@ class Escalation:
         if received is not signal.SIGINT:
             self._terminate_by(now)
         elif self.phase is Phase.RUNNING:
-            # A person is there, who can press Ctrl-C again: no limit on what a script does to end well.
+            # The user can press Ctrl-C again, so there is no time limit for a script to end.
             self.phase = Phase.INTERRUPTED
         return received
 

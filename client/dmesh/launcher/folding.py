@@ -55,7 +55,7 @@ class TracebackFolder:
         """Time from which the lines held back count as complete; None if there are none."""
 
     def feed(self, lines: list[bytes], now: float) -> list[bytes]:
-        """Take the next lines; return those that can be shown now."""
+        """Add lines; return the lines that can be shown now."""
         ready: list[bytes] = []
         for line in lines:
             if not self._held and not line.startswith(_HEADER):
@@ -74,7 +74,7 @@ class TracebackFolder:
 
 
 def _end_of_stack(lines: list[bytes]) -> int:
-    """Return the index of the line with the exception that nobody caught."""
+    """Return the index of the line with the uncaught exception."""
     end = len(lines)
     in_frames = False
     for index, line in enumerate(lines):

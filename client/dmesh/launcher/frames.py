@@ -30,7 +30,7 @@ class Frame:
     """One message."""
 
     kind: str
-    """What it is about."""
+    """Its kind."""
     number: int
     """The rank that it is about, or 0."""
     payload: bytes = b""
@@ -77,7 +77,7 @@ class Decoder:
 
     @property
     def noise(self) -> bytes:
-        """What has come in the place of `MAGIC`; empty after that."""
+        """Bytes received before `MAGIC`; empty after it."""
         return self._data if self._expects_magic else b""
 
     def feed(self, data: bytes) -> Iterator[Frame]:

@@ -31,7 +31,7 @@ def marked(variable: str, run: str) -> list[int]:
 
 
 def is_marked(pid: int, variable: str, run: str) -> bool:
-    """Return whether a process's environment has the id of a run, among those of the runs around it.
+    """Return whether a process's environment has the id of a run, possibly among ids of enclosing runs.
 
     Raises:
         OSError: It has ended, or is another user's, or this is not Linux.
@@ -45,7 +45,7 @@ def is_marked(pid: int, variable: str, run: str) -> bool:
 
 
 def main(variable: str, run: str) -> int:
-    """Wait for the launcher's end, then kill what it left."""
+    """Wait for the launcher's end, then kill its remaining processes."""
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     groups: set[int] = set()

@@ -45,7 +45,7 @@ class Way:
     name: str
     """`ssh`, `srun` or `here`."""
     command: tuple[str, ...]
-    """The process that runs the host's agent, its input and output being those of the agent."""
+    """The process that runs the host's agent; its standard input and output are the agent's."""
     python: str
     """The host's Python, for errors."""
     attempt: str = ""

@@ -81,7 +81,7 @@ def _may_read(descriptor: int) -> bool:
 
 
 class InputWriter:
-    """Writes what the launcher sends into a client's standard input.
+    """Writes the launcher's input to a client's standard input.
 
     Args:
         pipe: The client's standard input.

@@ -22,7 +22,7 @@ class Output:
         self._descriptor = descriptor
         self.colored = os.isatty(descriptor) and not environment.get("NO_COLOR")
         self.closed = False
-        """True once nobody reads it any more; further writes are dropped."""
+        """True once the reader has closed it; further writes are dropped."""
         self.lines = 0
         """Number of lines written."""
 
@@ -104,7 +104,7 @@ class LineLabeler:
             self._write(self._folder.release())
 
     def feed(self, data: bytes) -> None:
-        """Take what the client wrote; whole lines go out, the rest waits for its end."""
+        """Add output of the client; write whole lines, and keep an incomplete one."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         while len(self._rest) > _LONGEST:
             lines.append(self._rest[:_LONGEST])

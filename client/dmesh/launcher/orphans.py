@@ -30,13 +30,13 @@ def stand_alone(script: Path) -> list[str]:
 
 
 class Guard:
-    """A process that kills what is left of the clients when the launcher ends, however it ends."""
+    """A process that kills the clients' remaining processes when the launcher ends, however it ends."""
 
     def __init__(self) -> None:
         self.run_id = secrets.token_hex(8)
         """Id of the run in its clients' environments."""
         self.groups: set[int] = set()
-        """Process groups that are watched: those of the clients."""
+        """Watched process groups, one for each client."""
         self.sessions: set[int] = set()
         """Sessions of all clients so far."""
         self._process = subprocess.Popen(  # noqa: S603 - our own script
@@ -74,14 +74,14 @@ class Guard:
         self._write(f"{directory}\n")
 
     def close(self) -> None:
-        """End the guard; what is left of the clients is killed."""
+        """End the guard, and kill the clients' remaining processes."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
 
     def _write(self, line: str) -> None:
         assert self._process.stdin is not None
-        # Should somebody have killed the guard, the job goes on; on Linux the kernel still watches.
+        # If the guard was killed, the job continues; on Linux the kernel still watches.
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(line.encode())
 
@@ -152,7 +152,7 @@ class Orphans:
                 self.reap()
 
     def _found(self) -> set[int]:
-        """Return the orphans, those that have ended included."""
+        """Return the orphans, also ended ones."""
         found = _children() - self._guard.groups - {self._guard.pid} - self._others
         self._known = {pid for pid in found if not self._shared or self._is_marked(pid)}
         return self._known
@@ -189,7 +189,7 @@ def _await_end(pids: Iterable[int], seconds: float) -> None:
         for pid in pids:
             try:
                 descriptor = os.pidfd_open(pid)
-            except OSError:  # it has ended and somebody else has reaped it, or the kernel has no such files
+            except OSError:  # it has ended and another process has reaped it, or the kernel has no such files
                 seconds = min(seconds, 0.01)
                 continue
             files.callback(os.close, descriptor)

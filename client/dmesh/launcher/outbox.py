@@ -28,7 +28,7 @@ class Outbox:
         self.unsent = 0
         """Bytes that wait; exact where one thread sends."""
         self.closed = False
-        """True once nobody reads it any more; further frames are dropped."""
+        """True once the reader has closed it; further frames are dropped."""
 
     @property
     def idle(self) -> bool:

@@ -33,7 +33,7 @@ class LaunchOptions:
     cpu_devices: int | None = None
     """Logical CPU devices of each client, unless its script says otherwise; at least 1."""
     bind: str = ""
-    """What each client is bound to, on its host: `core` or `numa`, see `binding`; empty for nothing."""
+    """CPU binding of each client on its host: `core` or `numa`, see `binding`; empty for none."""
     coordinator: str | None = None
     """HOST:PORT of a standalone coordination server; None for the environment's, else one in client 0."""
     cluster: str | None = None
@@ -45,7 +45,7 @@ class LaunchOptions:
     max_restarts: int = 0
     """Restarts of each client that fails; it takes its own place in the running job."""
     labels: bool = True
-    """True if lines of standard output are labeled `[rank]`; those of standard error always are."""
+    """True if lines of standard output are labeled `[rank]`; lines of standard error always are."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class ClientPlan:
     labeled: bool = True
     """True if its standard output is labeled."""
     bind: str = ""
-    """What it is bound to, on its host: `core` or `numa`; empty for nothing."""
+    """CPU binding on its host: `core` or `numa`; empty for none."""
     descriptors: tuple[int, ...] = ()
     """The launcher's open files that it inherits, beside the standard ones."""
     host: str = ""
@@ -72,7 +72,7 @@ class ClientPlan:
 
 @dataclass(frozen=True)
 class Place:
-    """Place of a client among those of its host."""
+    """Index of a client on its host."""
 
     local_rank: int
     """Its index there."""
@@ -273,7 +273,7 @@ def _is_text(path: Path) -> bool:
 
 
 def _interpreter(name: str) -> str:
-    """Return the path of a Python that the user names: `python` is the one that runs `dmesh run`."""
+    """Return the path of the user's Python; `python` is the interpreter of `dmesh run`."""
     if name in ("python", "python3"):
         return sys.executable
     found = shutil.which(name)

@@ -34,10 +34,10 @@ class Sink(Protocol):
         """Time at which `release` is due; None if nothing is held back."""
 
     def feed(self, data: bytes) -> None:
-        """Take what the client wrote."""
+        """Add output of the client."""
 
     def release(self) -> None:
-        """Pass on what is held back."""
+        """Write the output held back."""
 
     def finish(self) -> None:
         """Take note of the stream's end."""
@@ -80,7 +80,7 @@ class Stream:
         return self._sink.due
 
     def feed(self, data: bytes) -> None:
-        """Pass on what the client wrote."""
+        """Forward the client's output."""
         self._sink.feed(data)
 
     def release(self) -> None:
@@ -161,7 +161,7 @@ class Client:
         self.started_at = now
         self.ended_at = now
         self.errors = ErrorTail()
-        """The end of what it wrote to standard error."""
+        """The end of its standard error output."""
         self.ended_by: signal.Signals | None = None
         """The signal by which the launcher asked it to end last, if any."""
         self._traceback_before: Traceback | None = None
@@ -202,7 +202,7 @@ class Client:
         """Pass on the output that is there already."""
 
     def finish(self) -> bool:
-        """Kill what is left of the ended client and close its streams; return False if that takes a while."""
+        """Kill the ended client's remaining processes and close its streams; return False if not done yet."""
         raise NotImplementedError
 
     @property
@@ -352,7 +352,7 @@ class ClientProcess(Client):
                     break
 
     def finish(self) -> bool:
-        """Kill what is left of the client, pass on the contents of the pipes, then close them."""
+        """Kill the client's remaining processes, forward the contents of the pipes, then close them."""
         self.signal_group(signal.SIGKILL)
         self._guard.forget(self.pid)
         self.catch_up()

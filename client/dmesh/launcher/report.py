@@ -145,7 +145,7 @@ def name_ranks(ranks: Sequence[int]) -> str:
 
 
 def hint_of(outcome: Outcome) -> str:
-    """Return what a client's signal may mean, as the end of a sentence; empty if that is clear."""
+    """Return the possible cause of a client's signal, as the end of a sentence; empty if it is obvious."""
     try:
         hint = _HINTS.get(signal.Signals(-outcome.status)) if outcome.status < 0 else None
     except ValueError:
@@ -154,7 +154,7 @@ def hint_of(outcome: Outcome) -> str:
 
 
 def _details(first: Outcome, *, visible: bool) -> list[str]:
-    """Return what the first failure wrote last; of what the user can still see, the most important line."""
+    """Return the first failure's last output; only the most important line if the user can still see it."""
     if first.lost:
         return [f"  {first.lost}"]
     if first.traceback is not None:

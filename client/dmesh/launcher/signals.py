@@ -26,7 +26,7 @@ NOTIFYING = frozenset({signal.SIGUSR1, signal.SIGUSR2})
 
 
 class SignalInbox:
-    """Catches, while entered, the signals that are passed on and those of a child's end, or others.
+    """Catches signals while entered: by default those forwarded to clients, and SIGCHLD.
 
     Signals that do not end a job are left to the handlers that the program has for them, if it has any.
     `on_signal` is called inside Python's signal handler, so also while the launcher is stuck writing to a

@@ -169,7 +169,7 @@ class Layout:
 
     @classmethod
     def _from_parts(cls, specs: Sequence[str], mesh: Mesh, kind: LayoutType) -> Layout:
-        """Makes the layout that somebody else wrote down, if there can be such a one."""
+        """Creates a layout from its serialized fields, after validating them."""
         if kind is LayoutType.SINGLE_DEVICE:
             if specs:
                 raise LayoutError("the layout of a single device has no sharding specs")

@@ -1,11 +1,11 @@
-"""Notebooks: `%%dmesh` runs a cell on clients that are kept from cell to cell.
+"""Notebooks: `%%dmesh` runs a cell on clients that live from cell to cell.
 
 ```
-magics     `%%dmesh` and `%dmesh`, as IPython calls them; imports nothing of IPython's
+magics     `%%dmesh` and `%dmesh`, called by IPython, without imports from it
 command    their options                                            (no IO)
-clients    the kept clients, as the notebook's process has them: start, run, push, pull, end
-client     one of them: runs the cells that it is sent, in one namespace
-messages   what the two send each other, over a socket pair that the client inherits
-failures   what the user reads about a cell that has failed         (no IO)
+clients    the notebook's side of the clients: start, run, push, pull, end
+client     the program of a client: runs cells in one namespace
+messages   messages between the two, over a socket pair that the client inherits
+failures   the report of a failed cell                              (no IO)
 ```
 """

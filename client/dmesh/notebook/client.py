@@ -1,7 +1,7 @@
-"""A kept client, run as `python -m dmesh.notebook.client DESCRIPTOR`: runs the cells that it is sent.
+"""Program of a notebook's client, started as `python -m dmesh.notebook.client DESCRIPTOR`: runs cells.
 
-The descriptor is its end of a socket pair, inherited from the notebook's process. When the other end is
-closed, it exits as a script does after its last line.
+DESCRIPTOR is its end of a socket pair, inherited from the notebook's process. When the other end is closed,
+the client exits like a script after its last line.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from dmesh.runtime import tracebacks
 
 _LONGEST_REPR = 100_000
 _MOST_LINES = 200
-"""Lines of a traceback that are sent at most."""
+"""Maximum number of lines of a traceback that are sent."""
 
 
 class CellRunner:
-    """Runs cells one after the other in one namespace, which is that of the module `__main__`.
+    """Runs cells one after the other in the namespace of the module `__main__`.
 
     Args:
-        begin: Called when a cell begins; from then on an interrupt is the cell's.
+        begin: Called when a cell begins; later interrupts are for this cell.
     """
 
     def __init__(self, begin: Callable[[], None]) -> None:
         self._begin = begin
         module = types.ModuleType("__main__")
-        sys.modules["__main__"] = module  # so that what cells define says that it is from there
+        sys.modules["__main__"] = module  # functions and classes of cells get this `__module__`
         self._namespace = vars(module)
         self._running = False
         self._missed = False
-        """True if an interrupt has come after `begin` was called, and before the cell ran."""
+        """True if an interrupt arrived after `begin` was called and before the cell ran."""
         signal.signal(signal.SIGINT, self._on_interrupt)
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class CellRunner:
         return {"value": self._namespace[name]}
 
     def _run(self, source: str, name: str, *, draws: bool) -> dict[str, Any]:
-        self._missed = False  # one that has come since the last cell was that one's
+        self._missed = False  # an earlier interrupt was for the previous cell
         self._begin()
         try:
             try:
@@ -67,12 +67,12 @@ class CellRunner:
                 return self._execute(source, name, draws=draws)
             finally:
                 self._running = False
-        except BaseException as error:  # noqa: BLE001 - also SystemExit and KeyboardInterrupt end a cell, not us
+        except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt end only the cell
             self._running = False
             return {"error": _described(error, name)}
         finally:
             for stream in (sys.stdout, sys.stderr):
-                # A cell may have closed or replaced it.
+                # A cell may have closed or replaced the stream.
                 with contextlib.suppress(OSError, ValueError, AttributeError):
                     stream.flush()
 
@@ -104,7 +104,7 @@ class CellRunner:
 
 
 def main(argv: list[str]) -> None:
-    """Serve the notebook until it closes its end."""
+    """Run cells until the notebook closes its end."""
     descriptor = int(argv[1])
     os.set_inheritable(descriptor, False)
     channel = Channel(socket.socket(fileno=descriptor))
@@ -114,17 +114,17 @@ def main(argv: list[str]) -> None:
         reply = runner.answer(request)
         try:
             channel.send(reply)
-        except CollectiveError as error:  # it has a value that cannot be sent
+        except CollectiveError as error:  # a value cannot be sent
             channel.send({"refused": str(error)})
 
 
 def _described(error: BaseException, name: str) -> dict[str, Any]:
-    # `sys.exit` of a client raises a class of its own.
+    # In a client, `sys.exit` raises a subclass of SystemExit.
     kind = SystemExit if isinstance(error, SystemExit) else type(error)
     module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
     message = str(error).partition("\n")[0]
     lines = tracebacks.described(error)
-    if len(lines) > _MOST_LINES:  # the beginning, and the end, which says what
+    if len(lines) > _MOST_LINES:  # keep the beginning, and the end with the message
         half = _MOST_LINES // 2
         lines = [*lines[:half], f"  ... {len(lines) - 2 * half} lines left out ...", *lines[-half:]]
     exception = f"{module}{kind.__qualname__}: {message}" if message else f"{module}{kind.__qualname__}"
@@ -139,7 +139,7 @@ def _described(error: BaseException, name: str) -> dict[str, Any]:
 
 
 def _line_in(error: BaseException, name: str) -> int | None:
-    """Return the line of the cell that an error comes from."""
+    """Return the line of the cell that raised an error; None if none did."""
     found, trace = None, error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == name:

@@ -1,4 +1,4 @@
-"""Kept clients, as the notebook's process has them: processes that run one cell after the other."""
+"""The notebook's side of its clients: processes that run one cell after the other."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _PLAIN = "only None, bool, numbers, str, bytes, list, tuple, dict, set, dates an
 
 @dataclass(frozen=True)
 class Result:
-    """What a cell's last expression was on one rank."""
+    """Value of a cell's last expression on one rank."""
 
     rank: int
     """The client."""
     text: str | None
     """Its repr; None if the cell ended with a statement, or with None."""
     html: str | None = None
-    """Its drawing, if it has one and the cell ran on one rank alone."""
+    """Its HTML representation, if it has one and the cell ran on a single rank."""
 
 
 @dataclass
@@ -57,25 +57,25 @@ class _Kept:
 
 @dataclass
 class _Round:
-    """A request to some clients that is under way."""
+    """A request to some clients, and their replies so far."""
 
     waiting: dict[int, _Kept]
     began: float
     replies: dict[int, dict[str, Any]]
     outcomes: list[CellOutcome]
     deadline: float | None = None
-    """Time at which the ranks that still run are interrupted, or said to run still."""
+    """Time at which the running ranks are interrupted, or reported as not reacting."""
     interrupts: int = 0
     """Interrupts by the user."""
     begun: set[int] = field(default_factory=set)
-    """Ranks that run the cell: an interrupt before that would be lost."""
+    """Ranks that have begun the cell. An interrupt before that would be lost."""
     postponed: set[int] = field(default_factory=set)
-    """Ranks to interrupt when they have begun."""
+    """Ranks to interrupt as soon as they begin."""
     shown: bool = False
-    """True if the ranks that still run were interrupted, as others had failed."""
+    """True if the running ranks were interrupted because others had failed."""
 
     def interrupt(self, client: _Kept) -> None:
-        """Interrupt a rank's cell, or have it interrupted when it begins."""
+        """Interrupt a rank's cell, now or as soon as it begins."""
         if client.rank in self.begun:
             client.process.interrupt()
         else:
@@ -83,24 +83,24 @@ class _Round:
 
 
 class KeptClients:
-    """Clients on this machine that run cells, started as `dmesh run` starts them.
+    """Clients on this machine that run cells, started by the launcher of `dmesh run`.
 
-    They get their code over socket pairs that they inherit, and from nowhere else. They end with this
-    process, however it ends; on Linux also with the thread that started them.
+    They receive code only over socket pairs that they inherit. They end with this process, however it ends;
+    on Linux also with the thread that started them.
 
     Args:
-        count: How many.
-        out: Where their standard output goes, labeled.
-        err: Where their standard error goes, labeled, and notices.
-        cpu_devices: Logical CPU devices of each; None for their default.
-        environment: Variables that they inherit; None for this process's.
-        timeout_after_failure: Seconds for the others to finish a cell after a rank has failed in it.
-        terminate_grace: Seconds that they get to end by themselves.
+        count: Number of clients.
+        out: Destination of their standard output, with labels.
+        err: Destination of their standard error, with labels, and of notices.
+        cpu_devices: Logical CPU devices of each client; None for the default.
+        environment: Environment variables of the clients; None for this process's.
+        timeout_after_failure: Seconds for the other ranks to finish a cell after one failed.
+        terminate_grace: Seconds for clients to end by themselves.
         clock: Monotonic time in seconds.
 
     Raises:
-        ConfigurationError: The number or a variable cannot work; nothing was started.
-        KeptClientsError: They could not be started; none is left.
+        ConfigurationError: The number of clients or a variable is invalid; nothing was started.
+        KeptClientsError: The clients could not be started; none is running.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class KeptClients:
         self.count = count
         self.cpu_devices = cpu_devices
         self.ended = ""
-        """Why they have ended; empty while they run."""
+        """Why the clients ended; empty while they run."""
         self._out, self._err, self._clock = out, err, clock
         self._timeout_after_failure, self._terminate_grace = timeout_after_failure, terminate_grace
         self._clients: list[_Kept] = []
@@ -148,24 +148,24 @@ class KeptClients:
             self._end("their start was interrupted", at_once=True)
             raise KeyboardInterrupt
 
-    # What they do -------------------------------------------------------------------------------------------
+    # Requests -----------------------------------------------------------------------------------------------
 
     def run(self, source: str, ranks: Sequence[int] | None = None, name: str = "<cell>") -> list[Result]:
-        """Run a cell; its output is shown while it runs.
+        """Run a cell, and show its output meanwhile.
 
         Args:
-            source: Python.
-            ranks: Which clients run it; None for all.
+            source: Python code.
+            ranks: Ranks that run it; None for all.
             name: The cell's name in tracebacks.
 
         Returns:
             The last expression's value on each rank.
 
         Raises:
-            SyntaxError: It is not Python; nothing was sent.
-            KeptClientsError: The clients do not run, or there is no such rank; nothing was sent.
-            CellError: It failed, or a client ended. If a client ended, so have all.
-            KeyboardInterrupt: It was interrupted, on all ranks.
+            SyntaxError: The code is not valid Python; nothing was sent.
+            KeptClientsError: The clients do not run, or a rank does not exist; nothing was sent.
+            CellError: The cell failed, or a client ended. If a client ended, all of them were ended.
+            KeyboardInterrupt: The cell was interrupted, on all ranks.
         """
         compile(source, name, "exec", dont_inherit=True)
         chosen = self._chosen(ranks)
@@ -183,12 +183,12 @@ class KeptClients:
 
         Args:
             name: The variable; its values are plain values or NumPy arrays.
-            ranks: Whose; None for all.
+            ranks: Ranks whose values are returned; None for all.
 
         Raises:
             ArgumentTypeError: A rank's value is not plain, or too large.
             CellError: A rank has no such variable.
-            KeptClientsError: The clients do not run, or there is no such rank.
+            KeptClientsError: The clients do not run, or a rank does not exist.
         """
         chosen = self._chosen(ranks)
         _check_name(name)
@@ -209,11 +209,11 @@ class KeptClients:
 
         Args:
             values: Plain values and NumPy arrays, by name.
-            ranks: Whose; None for all.
+            ranks: Ranks whose variables are set; None for all.
 
         Raises:
             ArgumentTypeError: A value is not plain, or too large; nothing was sent.
-            KeptClientsError: The clients do not run, or there is no such rank.
+            KeptClientsError: The clients do not run, or a rank does not exist.
         """
         chosen = self._chosen(ranks)
         for name, value in values.items():
@@ -225,24 +225,26 @@ class KeptClients:
         try:
             request = encoded({"kind": "push", "values": dict(values)})
         except CollectiveError as error:
-            raise ArgumentTypeError(f"{', '.join(values)} cannot be pushed together: {error}") from error
+            raise ArgumentTypeError(
+                f"{', '.join(values)} cannot be pushed in one message: {error}"
+            ) from error
         self._raise_if_it_failed(self._ask(chosen, request), "the push")
 
     def status(self) -> list[str]:
-        """Return a line about each client."""
+        """Return one line for each client."""
         if self.ended:
             return [f"no clients: {self.ended}"]
         return [
             f"rank {client.rank}: pid {client.process.pid}, "
-            + (client.process.outcome().how() if client.process.poll() else "waits for a cell")
+            + (client.process.outcome().how() if client.process.poll() else "waiting for a cell")
             for client in self._clients
         ]
 
     def close(self) -> None:
-        """End the clients, as at the end of a script: those that use dmesh leave their cluster."""
+        """End the clients like scripts after their last line: they leave their cluster."""
         self._end("they were stopped")
 
-    # How ----------------------------------------------------------------------------------------------------
+    # Processes and messages ---------------------------------------------------------------------------------
 
     def _start(self, plan: ClientPlan) -> _Kept:
         ours, theirs = socket.socketpair()
@@ -275,23 +277,23 @@ class KeptClients:
         wanted = range(self.count) if ranks is None else sorted(set(ranks))
         wrong = [rank for rank in wanted if not 0 <= rank < self.count]
         if wrong or not wanted:
-            asked = name_ranks(wrong) if wrong else "none at all"
-            raise KeptClientsError(f"{asked} cannot be asked: the ranks are 0-{self.count - 1}")
+            asked = name_ranks(wrong) if wrong else "no ranks"
+            raise KeptClientsError(f"asked for {asked}, but the ranks are 0-{self.count - 1}")
         return [self._clients[rank] for rank in wanted]
 
     def _ask(self, chosen: Sequence[_Kept], request: bytes) -> _Round:
         began = self._clock()
         try:
             for client in chosen:
-                with contextlib.suppress(OSError):  # it has just died: `_collect` finds its end
+                with contextlib.suppress(OSError):  # it has just died, which `_collect` detects
                     client.channel.send_encoded(request)
-        except BaseException:  # interrupted: some have half of it
-            self._end("a message to them was interrupted", at_once=True)
+        except BaseException:  # interrupted: a client may have received half of it
+            self._end("sending them a message was interrupted", at_once=True)
             raise
         return self._collect(chosen, began)
 
     def _collect(self, chosen: Sequence[_Kept], began: float) -> _Round:
-        """Wait for the replies; pass on all output meanwhile, and interrupts."""
+        """Wait for the replies; forward output and interrupts meanwhile."""
         done = _Round({client.rank: client for client in chosen}, began, {}, [])
         with self._interrupts(done) as inbox:
             try:
@@ -334,7 +336,7 @@ class KeptClients:
             return
         seconds, order = self._clock() - done.began, len(done.outcomes)
         if reply is None:
-            if not client.process.wait(self._terminate_grace):  # it has closed a descriptor that is ours
+            if not client.process.wait(self._terminate_grace):  # it closed dmesh's descriptor
                 client.process.signal_group(signal.SIGKILL)
                 client.process.wait(self._terminate_grace)
             client.process.ended_at = client.process.started_at + seconds
@@ -343,7 +345,7 @@ class KeptClients:
         else:
             done.replies[client.rank] = reply
             outcome = outcome_of(client.rank, client.process.pid, order, seconds, reply)
-        client.process.catch_up()  # what it wrote comes before what the reply says
+        client.process.catch_up()  # its output comes before the reply's result
         for stream in client.process.streams:
             if stream.open:
                 stream.end_line()
@@ -353,15 +355,15 @@ class KeptClients:
             done.deadline = self._clock() + self._timeout_after_failure
 
     def _hurry(self, done: _Round) -> None:
-        """Interrupt the ranks that still run after a failure; the second time, say so."""
+        """Interrupt the running ranks after a failure; the second time, report that they do not react."""
         done.deadline = None
         ranks = [*done.waiting]
         if not ranks:
             return
         if done.shown or done.interrupts:
             self._notice(
-                f"{name_ranks(ranks)} {_have(ranks)} not reacted to the interrupt yet; "
-                "another interrupt kills the clients"
+                f"{name_ranks(ranks)} {_have(ranks)} not reacted to the interrupt yet. "
+                "Another interrupt kills the clients"
             )
             return
         done.shown = True
@@ -373,9 +375,9 @@ class KeptClients:
 
     @contextlib.contextmanager
     def _interrupts(self, done: _Round) -> Iterator[SignalInbox | None]:
-        """Pass Ctrl-C on to the clients; a second one kills them."""
+        """Forward Ctrl-C to the clients; a second one kills them."""
         if threading.current_thread() is not threading.main_thread():
-            yield None  # nobody can interrupt this thread
+            yield None  # signals reach only the main thread
             return
 
         def on_signal(received: signal.Signals) -> None:
@@ -417,7 +419,7 @@ class KeptClients:
     # The end ------------------------------------------------------------------------------------------------
 
     def _end(self, why: str, *, at_once: bool = False) -> None:
-        """End all clients and whatever they have started. Does nothing the second time."""
+        """End all clients and the processes they started. Idempotent."""
         if self.ended:
             return
         self.ended = why
@@ -436,7 +438,7 @@ class KeptClients:
             self._resources.close()
 
     def _drain(self, seconds: float) -> bool:
-        """Pass on output until all clients have closed theirs; return whether they have."""
+        """Forward output until all clients have closed theirs; return False after the time limit."""
         deadline = self._clock() + seconds
         while self._selector.get_map() and (left := deadline - self._clock()) > 0:
             for key, _ in self._selector.select(left):
@@ -446,7 +448,7 @@ class KeptClients:
 
 def _check_name(name: str) -> None:
     if not name.isidentifier():
-        raise ArgumentTypeError(f"expected the name of a variable, got {name!r}")
+        raise ArgumentTypeError(f"expected a variable name, got {name!r}")
 
 
 def _have(ranks: Sequence[int]) -> str:

@@ -15,16 +15,16 @@ _MOST_RANKS = 1 << 16
 
 @dataclass(frozen=True)
 class Command:
-    """Meaning of a line."""
+    """A parsed line of a magic."""
 
     verb: str
     """`run` for a cell; else one of VERBS."""
     clients: int | None = None
-    """Number of clients that it asks for."""
+    """Requested number of clients; None if not given."""
     cpu_devices: int | None = None
-    """Logical CPU devices of each client that is started."""
+    """Logical CPU devices of each started client; None for the default."""
     ranks: tuple[int, ...] | None = None
-    """Ranks that it is about; None for all."""
+    """Ranks that run the command; None for all."""
     names: tuple[str, ...] = ()
     """Variables to push or to pull."""
 
@@ -35,10 +35,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse_cell(line: str) -> Command:
-    """Read what follows `%%dmesh`.
+    """Parse the arguments of `%%dmesh`.
 
     Raises:
-        ConfigurationError: It makes no sense.
+        ConfigurationError: An argument is invalid.
     """
     parser = _parser("%%dmesh", starts=True, ranks=True)
     found = parser.parse_args(_split(line))
@@ -46,14 +46,14 @@ def parse_cell(line: str) -> Command:
 
 
 def parse_line(line: str) -> Command:
-    """Read what follows `%dmesh`.
+    """Parse the arguments of `%dmesh`.
 
     Raises:
-        ConfigurationError: It makes no sense.
+        ConfigurationError: An argument is invalid.
     """
     verb, *words = _split(line) or ["status"]
     if verb not in VERBS:
-        raise ConfigurationError(f"%dmesh: there is no {verb!r}; expected one of {', '.join(VERBS)}")
+        raise ConfigurationError(f"%dmesh: unknown command {verb!r}; expected one of {', '.join(VERBS)}")
     parser = _parser(f"%dmesh {verb}", starts=verb == "restart", ranks=verb in ("push", "pull"))
     if verb in ("push", "pull"):
         parser.add_argument("names", metavar="NAME", nargs="+" if verb == "push" else 1)
@@ -68,10 +68,10 @@ def parse_line(line: str) -> Command:
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
-    """Read ranks such as `0`, `0,2` or `1-3`.
+    """Parse ranks such as `0`, `0,2` or `1-3`.
 
     Raises:
-        ConfigurationError: They are not.
+        ConfigurationError: `text` has another form.
     """
     ranks: list[int] = []
     for piece in text.split(","):
@@ -98,4 +98,4 @@ def _split(line: str) -> list[str]:
     try:
         return shlex.split(line)
     except ValueError as error:
-        raise ConfigurationError(f"dmesh: {line!r} cannot be read: {error}") from error
+        raise ConfigurationError(f"dmesh: {line!r} cannot be parsed: {error}") from error

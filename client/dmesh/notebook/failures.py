@@ -1,6 +1,6 @@
-"""Report of a cell that has failed: the first failure with its traceback, then its consequences.
+"""Report of a failed cell: the first failure with its traceback, then its consequences.
 
-Which failure is the first is decided as `dmesh run` does (`dmesh.launcher.diagnosis`). No IO.
+`dmesh.launcher.diagnosis` decides which failure was the first, as for `dmesh run`. No IO.
 """
 
 from __future__ import annotations
@@ -13,30 +13,31 @@ from dmesh.launcher.diagnosis import Outcome, Role, Traceback, rank_failures
 from dmesh.launcher.report import failed_alike, group_endings, hint_of, name_ranks
 
 _GAVE_UP = "CollectiveError"
-"""Error of a call that another rank has given up."""
+"""Type of the error of a call that another rank aborted."""
 RESET = (
-    "Groups with a call under way have failed: before the next collective, call dmesh.collectives.reset() "
-    "in a cell of all ranks."
+    "Groups that were in a call have failed. Before the next collective, call dmesh.collectives.reset() "
+    "in a cell on all ranks."
 )
 INTERRUPTED = (
-    "If that was in a collective: before the next one, call dmesh.collectives.reset() in a cell of all ranks."
+    "If a collective was interrupted, call dmesh.collectives.reset() in a cell on all ranks before the next "
+    "one."
 )
 
 
 @dataclass(frozen=True)
 class CellOutcome(Outcome):
-    """Part of one client in a cell."""
+    """Outcome of a cell on one client."""
 
     alive: bool = True
     """False if its process has ended."""
     interrupted: bool = False
-    """True if the cell was interrupted there."""
+    """True if the cell was interrupted on it."""
     line: int | None = None
-    """Line of the cell at which it was."""
+    """Line of the cell at which it failed or was interrupted; None if unknown."""
 
     @property
     def role(self) -> Role:
-        """Part of the client in the cell's failure."""
+        """Role of the client in the cell's failure."""
         if self.interrupted:
             return Role.ENDED_BY_LAUNCHER
         if self.traceback is not None and self.traceback.type_name == _GAVE_UP and self.alive:
@@ -44,7 +45,7 @@ class CellOutcome(Outcome):
         return super().role
 
     def how(self) -> str:
-        """Return how the cell ended there, as a part of a sentence."""
+        """Return how the cell ended on the client, as part of a sentence."""
         if not self.alive:
             return super().how()
         if self.interrupted:
@@ -53,14 +54,14 @@ class CellOutcome(Outcome):
 
 
 def outcome_of(rank: int, pid: int, order: int, seconds: float, reply: Mapping[str, Any]) -> CellOutcome:
-    """Return a client's part in a cell from its reply.
+    """Return a client's outcome of a cell from its reply.
 
     Args:
         rank: The client.
         pid: Its process id.
-        order: Number of replies that came before.
-        seconds: Seconds that the cell took there.
-        reply: What it answered.
+        order: Number of earlier replies.
+        seconds: Duration of the cell on it.
+        reply: Its reply.
     """
     error = reply.get("error")
     if error is None:
@@ -76,7 +77,7 @@ def describe(outcomes: Sequence[CellOutcome], cell: str) -> tuple[str, tuple[int
     """Return the report of a failed cell, and the ranks that failed.
 
     Args:
-        outcomes: Those of all ranks that ran it.
+        outcomes: Outcomes of all ranks that ran the cell.
         cell: The cell's name.
     """
     failures = cast(tuple[CellOutcome, ...], rank_failures(outcomes))
@@ -87,7 +88,7 @@ def describe(outcomes: Sequence[CellOutcome], cell: str) -> tuple[str, tuple[int
     followers = [one for one in failures if one not in alike]
     who = name_ranks([one.rank for one in alike]) + (f" (pid {first.pid})" if len(alike) == 1 else "")
     how = first.how()
-    if first.interrupted:  # by the user: no rank has failed
+    if first.interrupted:  # by the user: no rank failed
         how = (f"were {how[4:]}" if len(alike) > 1 else how) + (" of" if first.line is not None else " in")
     else:
         how += " in"
@@ -113,5 +114,5 @@ def describe(outcomes: Sequence[CellOutcome], cell: str) -> tuple[str, tuple[int
 
 
 def _stopped_alike(one: CellOutcome, other: CellOutcome) -> bool:
-    """Return whether two clients were interrupted in the same line."""
+    """Return whether two clients were interrupted at the same line."""
     return one.alive and other.alive and one.interrupted and other.interrupted and one.line == other.line

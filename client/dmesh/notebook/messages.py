@@ -1,4 +1,4 @@
-"""Messages between the notebook's process and a kept client, over a socket pair that the client inherits."""
+"""Messages between the notebook's process and a client, over a socket pair that the client inherits."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from dmesh.collectives.object_encoding import decode, encode
 from dmesh.errors import CollectiveValueError
 
 MOST_BYTES = 1 << 28
-"""Size limit of a message."""
+"""Maximum size of a message, bytes."""
 _HEADER = struct.Struct("<Q")
 
 
 class Channel:
     """One end of the connection between the notebook's process and a client.
 
-    A message is a dict of plain values and arrays, in the encoding of the object collectives. There is one
-    message under way at a time: a request, then its reply.
+    A message is a dict of plain values and arrays, in the encoding of the object collectives. Only one
+    message is in transit at a time: a request, then its reply.
 
     Args:
         end: One end of a socket pair.
@@ -36,7 +36,7 @@ class Channel:
         """Send a message.
 
         Raises:
-            CollectiveError: It has a value that is not plain, or is too large; nothing was sent.
+            CollectiveError: A value is not plain, or the message is too large; nothing was sent.
             OSError: The other end is closed.
         """
         self.send_encoded(encoded(message))
@@ -54,24 +54,24 @@ class Channel:
         """Wait for the next message; return None if the other end is closed.
 
         Raises:
-            CollectiveValueError: What came is not a message.
+            CollectiveValueError: The received data is not a message.
         """
         header = self._read(_HEADER.size)
         if header is None:
             return None
         (length,) = _HEADER.unpack(header)
         if length > MOST_BYTES:
-            raise CollectiveValueError(f"a message of {length} bytes came; the limit is {MOST_BYTES}")
+            raise CollectiveValueError(f"received a message of {length} bytes; the limit is {MOST_BYTES}")
         data = self._read(length)
         if data is None:
             return None
         message = decode(data)
         if not isinstance(message, dict):
-            raise CollectiveValueError(f"a message came that is no dict, but {type(message).__name__}")
+            raise CollectiveValueError(f"received a message that is not a dict, but {type(message).__name__}")
         return message
 
     def close(self) -> None:
-        """Close this end, which the other end notices."""
+        """Close this end; the other end then receives None."""
         self._socket.close()
 
     def _read(self, length: int) -> bytes | None:
@@ -92,7 +92,7 @@ def encoded(message: Mapping[str, Any]) -> bytes:
     """Return a message as bytes.
 
     Raises:
-        CollectiveError: It has a value that is not plain, or is too large.
+        CollectiveError: A value is not plain, or the message is too large.
     """
     data = encode(dict(message))
     if len(data) > MOST_BYTES:

@@ -291,7 +291,7 @@ def _start_without_coordination(settings: Settings, devices: Sequence[Device], t
     deadline = time.monotonic() + settings.init_timeout
     _, port = split_address(settings.address, f"entry {settings.client_id} of DTENSOR_JOBS")
     jobs = f"{settings.cluster}\n{settings.job_name}\n{','.join(settings.jobs)}".encode()
-    # Without a server nobody hands out a secret: the token proves who belongs, the job list to which job.
+    # Without a server to generate a secret, the token proves membership; the job list identifies the job.
     secret = hashlib.blake2b(jobs, key=_key(settings), digest_size=32).digest()
     peers = [
         Peer(rank, (address,), 0, f"/job:{settings.job_name}/task:{rank} ({address})")

@@ -84,7 +84,7 @@ class DataPlane:
         )
 
     def close(self) -> None:
-        """Give up what was opened, if no transport comes of it."""
+        """Close the opened sockets, if no transport was created."""
         self._opened.close()
 
 

@@ -77,7 +77,7 @@ def fail(error: BaseException) -> None:
 
 
 def end_alone(state: Context) -> None:
-    """End what a process without other clients has started, and return to the state before it."""
+    """Shut down a single process's system, and return to the uninitialized state."""
     try:
         state.get(AgentSource).close()
         state.get(Communicator).close(linger=0.0)
@@ -104,7 +104,7 @@ def _has_caller() -> bool:
 
 
 def _exit(status: object = None, /) -> NoReturn:
-    """Exit the interpreter by raising `SystemExit(status)`: `sys.exit`, which does not say what it was given.
+    """Exit the interpreter by raising `SystemExit(status)`: a `sys.exit` that remembers the status.
 
     An exit code can be known in no other way: it is no exception for `sys.excepthook`, and no argument for
     `atexit`.
@@ -160,7 +160,7 @@ def _exit_code(error: BaseException, fenced: bool) -> int | None:
     """Return the exit code that follows from an uncaught error; None for Python's own."""
     if isinstance(error, FencedError) or (isinstance(error, DMeshError) and fenced):
         return EXIT_FENCED
-    # Of the errors of barriers, those that are about somebody's end, not about disagreement or lateness.
+    # Barrier errors that a departure causes, not a disagreement or a timeout.
     if isinstance(error, PeerLostError | CoordinatorUnavailableError) or type(error) is BarrierError:
         return EXIT_LOST_PEER
     return None

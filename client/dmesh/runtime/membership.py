@@ -206,7 +206,7 @@ class Client:
             rank for rank in range(self.settings.num_clients) if rank not in self._departed and rank != own
         ]
 
-    # Taking in those that took the slots of lost ones -----------------------------------------------------
+    # Admission of replacements of lost clients ------------------------------------------------------------
 
     def on_world_barrier(self, epoch: int) -> None:
         """Handle a barrier of all clients that ended at this epoch, on the thread that waited at it.

@@ -70,9 +70,9 @@ class Progress(Generic[Item]):
         self.total = total
         """Number of steps in all; None if unknown."""
         self.name = name
-        """What the loop is called."""
+        """Name of the loop."""
         self.unit = unit
-        """What steps are called, in the plural."""
+        """Unit of the steps, in the plural."""
         self.done = 0
         """Number of steps that are done."""
         self._items = items
@@ -126,7 +126,7 @@ class Progress(Generic[Item]):
             line.show()
 
     def close(self) -> None:
-        """End the loop; what is done stays as it is."""
+        """End the loop, and keep its number of finished steps."""
         if self._ended is None:
             self._ended = self._clock()
             if self._line is not None:

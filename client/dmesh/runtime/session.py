@@ -40,7 +40,7 @@ class Session:
 
     @property
     def local_rank(self) -> int:
-        """This client's position among those of its host; see `dmesh.local_rank`."""
+        """This client's index on its host; see `dmesh.local_rank`."""
         return ranks.local_rank()
 
     @property

@@ -30,7 +30,7 @@ class Summary:
     size: int
     """Number of clients."""
     local_rank: int
-    """This client's position among those of its host."""
+    """This client's index on its host."""
     local_size: int
     """Number of clients on its host."""
     hosts: dict[str, tuple[int, ...]]
@@ -50,7 +50,7 @@ class Summary:
     coordinator: str
     """HOST:PORT of the coordination server; empty without one."""
     launcher: str
-    """What says who the clients are: an environment variable, a launcher or a cluster resolver."""
+    """Source of the list of clients: an environment variable, a launcher or a cluster resolver."""
     device_type: str
     """Type of device that the program computes on: CPU, GPU or TPU."""
     devices: tuple[str, ...]

@@ -269,7 +269,7 @@ def _leave_together(client: Client) -> None:
             client.agent.barrier(SHUTDOWN_BARRIER, timeout=timeout)
         else:
             client.communicator.world.barrier(timeout=timeout)
-        patience = timeout  # everybody is about to leave
+        patience = timeout  # all clients are about to leave
     except BarrierError:
         raise
     except CoordinationError as error:

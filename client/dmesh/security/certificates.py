@@ -104,7 +104,7 @@ def check_identity(files: IdentityFiles, what: str, ca: Path | None = None) -> V
 
 
 def server_context(files: IdentityFiles, what: str, client_ca: Path | None = None) -> ssl.SSLContext:
-    """Returns what a TLS server of Python's standard library needs; at least TLS 1.2.
+    """Returns an SSL context for a TLS server of Python's standard library; at least TLS 1.2.
 
     Args:
         files: The certificate and its key.
@@ -175,7 +175,7 @@ def reason(error: ssl.SSLCertVerificationError) -> str:
 
 
 def handshake_in_memory(client_context: ssl.SSLContext, server_context: ssl.SSLContext) -> dict[str, Any]:
-    """Connects two contexts in memory; returns what the client sees of the server's certificate.
+    """Connects two contexts in memory; returns the server's certificate as the client sees it.
 
     Raises:
         ssl.SSLError: One of them does not accept the other.

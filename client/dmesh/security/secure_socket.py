@@ -29,7 +29,7 @@ def speaks_tls(start: bytes) -> bool:
 
 
 class SecureSocket:
-    """A non-blocking connection in TLS, with those of a socket's methods that the transport uses.
+    """A non-blocking TLS connection, with the socket methods that the transport uses.
 
     OpenSSL works on two buffers in memory here, and this class moves their bytes to and from the socket. That
     takes fewer system calls than letting it read and write records one by one, bounds the bytes read from an

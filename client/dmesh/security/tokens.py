@@ -1,7 +1,7 @@
 """Tokens: what they look like, the file that holds them, and where a process finds its own.
 
-A token is a shared secret that whoever calls a coordination server must show. A token file is text, one token
-a line, with what there is to say about it behind it:
+A token is a shared secret that every caller of a coordination server must present. A token file is text, one
+token a line, with what there is to say about it behind it:
 
 ```
 # Comments and empty lines are skipped. The defaults: role=worker, no name, no end.
@@ -54,7 +54,7 @@ class Role(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token and what is known of it. Its `repr` does not show the secret."""
+    """One token and its attributes. Its `repr` does not show the secret."""
 
     value: str = field(repr=False)
     """The secret itself: printable ASCII without spaces."""
@@ -156,7 +156,7 @@ def find(
         path = Path(token_file)
         return TokenSource(f"DMESH_TOKEN_FILE ({path})", path)
     default = default_path(environ)
-    # A link that leads nowhere is there, too: somebody meant it to be a token.
+    # A dangling link counts as existing: it was meant to be a token file.
     return TokenSource(str(default), default) if default is not None and os.path.lexists(default) else None
 
 
@@ -226,7 +226,7 @@ def create_file(path: Path, role: Role = Role.WORKER) -> None:
     )
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        import tempfile  # with shutil and the compression libraries: only whoever makes a token needs them
+        import tempfile  # imports shutil and compression libraries, which are needed only to create a token
 
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".token-")  # mode 0600
         try:
@@ -234,7 +234,7 @@ def create_file(path: Path, role: Role = Role.WORKER) -> None:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            # Whoever reads it finds all of it, and of two who make it at once one wins.
+            # Readers see a complete file, and one of two concurrent creators wins.
             os.link(temporary, path)
         except FileExistsError:
             pass
@@ -270,7 +270,7 @@ def _parse(text: str, origin: str) -> Iterator[Token]:
             elif key == "expires":
                 expires = _instant(value, where)
             else:
-                # Not shown: it may be a second token that somebody put into the same line.
+                # Not shown: it may be a second token in the same line.
                 raise ConfigurationError(
                     f"{where} has text after its token (not shown) that is not one of role=viewer, "
                     "role=worker, role=admin, name=NAME, cluster=NAME (letters, digits, _ . -) and "

@@ -1,7 +1,7 @@
-"""OpenTelemetry: spans of what dmesh does (the extra `otel`).
+"""OpenTelemetry spans of dmesh's operations (the extra `otel`).
 
-Whoever switches it on calls `open_provider`; no other room imports what is in here, and nothing else imports
-OpenTelemetry.
+`open_provider` is the entry point. Only this package imports OpenTelemetry, and other packages import it
+lazily.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 
 def open_provider(switch: str, service: str) -> Provider | None:
-    """Returns what makes and exports spans: the program's own tracer provider, or one for dmesh alone.
+    """Return a provider of tracers: the program's own tracer provider, or one for dmesh alone.
 
     Args:
-        switch: What has asked for it, for messages: `DMESH_OTEL`, `--otel`.
-        service: The name of the service that spans are of, where the `OTEL_*` variables do not say it.
+        switch: The setting that switched tracing on, for messages: `DMESH_OTEL`, `--otel`.
+        service: Service name of the spans, unless the `OTEL_*` variables have one.
 
     Returns:
-        None if the `OTEL_*` variables switch tracing off.
+        The provider; None if the `OTEL_*` variables switch tracing off.
 
     Raises:
         MissingExtraError: OpenTelemetry is not installed.
-        ConfigurationError: The `OTEL_*` variables ask for an exporter or a propagator that there is not, or
-            that cannot be made.
+        ConfigurationError: The `OTEL_*` variables name an exporter or a propagator that does not exist or
+            cannot be created.
     """
     try:
         from dmesh.telemetry.provider import open_provider
@@ -36,8 +36,8 @@ def open_provider(switch: str, service: str) -> Provider | None:
             f"{switch} asks for OpenTelemetry traces, which need the otel extra ({error}): "
             "pip install 'dmesh[otel]'"
         ) from error
-    except ValueError as error:  # OpenTelemetry reads some, OTEL_PROPAGATORS for one, as it is imported
+    except ValueError as error:  # OpenTelemetry reads OTEL_PROPAGATORS and others on import
         raise ConfigurationError(
-            f"{switch} is on, but OpenTelemetry cannot be set up: {error} Look at the OTEL_* variables"
+            f"{switch} is on, but OpenTelemetry cannot be set up: {error} Check the OTEL_* variables"
         ) from error
     return open_provider(switch, service)

@@ -1,7 +1,7 @@
-"""Trace context that travels with a call: cleaned on its way out and on its way in.
+"""Trace context of a call: validation of its fields on both sides.
 
-OpenTelemetry's propagators write and read it (W3C's `traceparent` and `tracestate`, unless `OTEL_PROPAGATORS`
-says otherwise); what is here makes sure that nothing of it can break a call, on either side.
+OpenTelemetry's propagators write and read the fields (W3C's `traceparent` and `tracestate`, unless
+`OTEL_PROPAGATORS` names others). The checks here keep bad fields from breaking a call.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import re
 from collections.abc import Iterable, Mapping
 
 MOST_BYTES = 4096
-"""Bytes of names and values in all: a part of the metadata that gRPC lets pass."""
+"""Maximum total size of names and values, bytes: a part of gRPC's limit of metadata."""
 
 _NAME = re.compile(r"[a-z0-9_.-]{1,128}", re.ASCII)
 _VALUE = re.compile(r"[\x20-\x7e]*", re.ASCII)
 _TAKEN = frozenset(("authorization", "content-type", "user-agent", "te"))
-"""Names that mean something else."""
+"""Metadata names with another meaning."""
 _TAKEN_PREFIXES = ("grpc-", "dmesh-")
 
 
 def outgoing(fields: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Returns what of a propagator's fields can be metadata of gRPC, the smallest first.
+    """Return the fields of a propagator that can be gRPC metadata, smallest first.
 
-    What would be too much in all is left out: baggage rather than the trace's own few bytes.
+    Fields beyond the size limit are dropped: baggage rather than the short trace fields.
     """
     found = sorted(
         (
@@ -43,11 +43,11 @@ def outgoing(fields: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 
 def incoming(fields: Iterable[tuple[str, str | bytes]], wanted: Iterable[str]) -> dict[str, str]:
-    """Returns what of a caller's fields a propagator may be shown; nothing if that is too much in all.
+    """Return the valid fields of a caller for the propagators; none if they exceed the size limit.
 
     Args:
-        fields: What came with the call, from anybody.
-        wanted: Names that the propagators know.
+        fields: Untrusted fields of a call.
+        wanted: Names that the propagators read.
     """
     names = {name.lower() for name in wanted}
     found: dict[str, str] = {}

@@ -18,17 +18,17 @@ from dmesh.telemetry.provider import Provider
 
 _SCOPE = "dmesh"
 _KEY_VALUES = "dmesh.v1.KeyValueService"
-"""Messages of its errors may quote a value, which must not get into a span."""
+"""Service whose error messages may quote values, which must not get into spans."""
 _LONGEST = 256
 """Characters of a name in an attribute."""
 _LONGEST_MESSAGE = 1000
 
 
 class ClientTracing:
-    """Makes the spans of one client; see `coordination.tracing.Tracing`.
+    """Tracing of one client; see `coordination.tracing.Tracing`.
 
     Args:
-        provider: Where they go.
+        provider: Provider of the tracers.
         cluster: Name of the cluster.
         coordinator: HOST:PORT of the coordinator; None if there is none.
     """
@@ -45,11 +45,11 @@ class ClientTracing:
 
     @property
     def provider(self) -> Provider:
-        """Destination of the spans."""
+        """The provider of the tracers."""
         return self._provider
 
     def identify(self, rank: int, world_size: int) -> None:
-        """Says which client of how many this is, for all spans from now on."""
+        """Add this client's rank and the world size to all later spans."""
         self._known = {**self._known, "dmesh.rank": rank, "dmesh.world_size": world_size}
 
     def call(self, method: str, attributes: Mapping[str, str | int] | None = None) -> CallSpan:
@@ -75,12 +75,12 @@ class ClientTracing:
         return partial(contextvars.copy_context().run, job)
 
     def collectives(self) -> CollectiveSpans:
-        """Return the reader of collectives' events that makes spans of them."""
+        """Return an event reader that makes spans of collectives."""
         self._collectives = CollectiveSpans(self._tracer, self._known)
         return self._collectives
 
     def close(self) -> None:
-        """Exports what there is, within a few seconds. Idempotent."""
+        """Export pending spans, within a few seconds. Idempotent."""
         if self._collectives is not None:
             self._collectives.close()
         if problem := self._provider.close():
@@ -117,7 +117,7 @@ class CallSpan:
         if error is not None:
             kind_name = type(error).__qualname__
             span.set_attribute("error.type", kind_name)
-            # Without its traceback: what it was raised during may be anything, with anything in its words.
+            # Without the traceback: chained exceptions may have secrets in their messages.
             about = {"exception.type": f"{type(error).__module__}.{kind_name}"}
             if not self._wordless:
                 about["exception.message"] = str(error)[:_LONGEST_MESSAGE]

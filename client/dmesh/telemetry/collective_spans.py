@@ -1,7 +1,7 @@
 """Spans of collectives and transfers, made from the records of the event ring.
 
-Spans are made after the calls, on the thread of the ring's readers, with the times at which the calls began
-and ended: a call pays only for a look at its context.
+The thread of the ring's readers makes the spans after the calls, with the recorded times of their begin and
+end. A call itself only looks up its trace context.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from dmesh._log import logger
 from dmesh.collectives.events import CallRecord, EventReader
 
 RATE = 2000
-"""Spans a second; further calls are counted only. Calls that failed always have spans."""
+"""Maximum rate of spans per second; further calls are only counted. Failed calls always have spans."""
 _BURST = 2000
 _BATCH = 256
-"""Spans for which it is worth while to fetch calls, if there are more calls than spans."""
+"""Minimum number of available spans for which calls are fetched, while the rate is limited."""
 _LONGEST = 1000
 _DTYPE = re.compile(r"[(, ](\w+(?: \(big-endian\))?), shape \(")
 
 
 class CollectiveSpans(EventReader):
-    """Maker of a span for each call of this client's collectives.
+    """Event reader that makes a span for each of this client's collectives.
 
     Args:
-        tracer: Makes the spans.
+        tracer: Tracer of the spans.
         known: Attributes of all spans.
     """
 
@@ -46,11 +46,11 @@ class CollectiveSpans(EventReader):
         self._broken = False
 
     def paused(self) -> bool:
-        """Return whether there would be too few spans to fetch calls for them."""
+        """Return whether the rate limit allows too few spans to fetch calls for them."""
         return self._pace.spent(time.monotonic())
 
     def read(self, calls: Sequence[CallRecord]) -> None:
-        """Make spans of calls. Barriers have spans of their own."""
+        """Make spans of calls, except barriers, which have their own spans."""
         for call in calls:
             if call.stream:
                 self._take(call)
@@ -64,9 +64,9 @@ class CollectiveSpans(EventReader):
             return
         try:
             self._make(call)
-        except Exception:  # noqa: BLE001 -- of a processor or sampler that is the program's own
+        except Exception:  # noqa: BLE001 -- of the program's own span processor or sampler
             if not self._broken:
-                logger.exception("a span of %s could not be made; it is said once", call.call)
+                logger.exception("could not make a span of %s; later errors are not logged", call.call)
             self._broken = True
 
     def _make(self, call: CallRecord) -> None:
@@ -111,7 +111,7 @@ class CollectiveSpans(EventReader):
 
 
 class _Pace:
-    """Limit of a rate: so many a second, and up to `burst` at once. `take` is for one thread."""
+    """Rate limit: `rate` per second, up to `burst` at once. Only one thread may call `take`."""
 
     def __init__(self, rate: float, burst: float) -> None:
         self._rate, self._burst = rate, burst
@@ -120,7 +120,7 @@ class _Pace:
         self._again = 0.0
 
     def take(self, now: float) -> bool:
-        """Return whether one more may pass."""
+        """Return whether one more is allowed, and count it."""
         if self._looked >= 0:
             self._left = min(self._burst, self._left + (now - self._looked) * self._rate)
         self._looked = now
@@ -131,14 +131,15 @@ class _Pace:
         return True
 
     def spent(self, now: float) -> bool:
-        """Return whether too few would pass just now to fetch calls for them. Any thread."""
+        """Return whether too few are allowed now to fetch calls for them. Any thread may call it."""
         return now < self._again
 
 
 def _epoch() -> int:
-    """Return when the monotonic clock was 0, ns since 1970; computed for each span, because clocks are set.
+    """Return the time at which the monotonic clock was 0, ns since 1970.
 
-    The thread may lose its core for milliseconds between two clocks: the shortest of several looks counts.
+    It is computed for each span, because the wall clock may be changed. Of several attempts, the shortest
+    counts: the thread may be descheduled for milliseconds between reading the two clocks.
     """
     looks = [(time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(3)]
     before, now, after = min(looks, key=lambda look: look[2] - look[0])
@@ -147,6 +148,6 @@ def _epoch() -> int:
 
 @lru_cache(maxsize=512)
 def _named(call: str) -> tuple[str, str]:
-    """Return operation and dtype of a call; an empty dtype if it has none that is one word."""
+    """Return operation and dtype of a call; an empty dtype if it has none or a structured one."""
     found = _DTYPE.search(call)
     return call.partition("(")[0] or call, found[1] if found else ""

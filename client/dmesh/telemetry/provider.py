@@ -1,6 +1,6 @@
 """Destination of spans: the program's own tracer provider, or one that the `OTEL_*` variables describe.
 
-The global one is never set: a program that sets its own after dmesh was initialized finds the place free.
+dmesh never sets the global provider, so a program can still set its own after dmesh was initialized.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from dmesh.errors import ConfigurationError, MissingExtraError
 from dmesh.telemetry.carrying import incoming, outgoing
 
 FLUSH = 5.0
-"""Seconds that a process which ends spends on exporting what it has."""
+"""Maximum time to export pending spans at the end of a process, seconds."""
 
 _EXPORTERS = "opentelemetry_traces_exporter"
 _PROTOCOLS = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}
 
 
 class Provider:
-    """Makes tracers, and carries what belongs together from one process to the other. Thread-safe.
+    """Makes tracers, and propagates trace contexts between processes. Thread-safe.
 
     Args:
-        provider: OpenTelemetry's.
-        own: Whether it is dmesh's alone, to be shut down with it.
+        provider: OpenTelemetry's tracer provider.
+        own: Whether the provider belongs to dmesh, which then shuts it down.
     """
 
     def __init__(self, provider: trace.TracerProvider, *, own: bool) -> None:
@@ -45,40 +45,44 @@ class Provider:
         self._warned = False
 
     def tracer(self, scope: str) -> trace.Tracer:
-        """Returns what makes the spans of a part of dmesh."""
+        """Return the tracer of a part of dmesh."""
         return self._provider.get_tracer(scope, __version__)
 
     def carried(self, span: trace.Span) -> Carried:
-        """Returns what to send with a call so that what it brings about is part of its span."""
+        """Return the fields to send with a call, so that the server's spans are children of `span`."""
         fields: dict[str, str] = {}
         try:
             propagate.inject(fields, trace.set_span_in_context(span))
-        except Exception as error:  # noqa: BLE001 - a propagator of the program's own may raise anything
-            self._warn("goes without what it would have written", error)
+        except Exception as error:  # noqa: BLE001 - the program's own propagator may raise anything
+            self._warn("has no trace context", error)
         return outgoing(fields)
 
     def parent(self, fields: Mapping[str, str] | Iterable[tuple[str, str | bytes]]) -> Context:
-        """Returns where a call belongs, as its caller says; nowhere if it says nothing sensible."""
+        """Return the trace context of a call from its caller's fields; an empty one if they are invalid."""
         pairs = fields.items() if isinstance(fields, Mapping) else fields
         try:
             return propagate.extract(incoming(pairs, self._fields), Context())
         except Exception as error:  # noqa: BLE001 - see above
-            self._warn("begins a trace of its own", error)
+            self._warn("begins a new trace", error)
             return Context()
 
     def _warn(self, result: str, error: Exception) -> None:
-        """A propagator has failed: that costs traces, and no call."""
+        """Log the first failure of a propagator, which affects traces but no calls."""
         if not self._warned:
             self._warned = True
-            logger.warning("an OpenTelemetry propagator has failed, so a call %s", result, exc_info=error)
+            logger.warning(
+                "an OpenTelemetry propagator failed, so a call %s; later failures are not logged",
+                result,
+                exc_info=error,
+            )
 
     def close(self, seconds: float = FLUSH) -> str:
-        """Exports what there is, as far as that is possible within some seconds. Idempotent.
+        """Export pending spans within a time limit. Idempotent.
 
-        A provider of the program's own is left to the program.
+        The program's own provider is not shut down.
 
         Returns:
-            What went wrong, for people; empty if nothing did.
+            An error message; empty on success.
         """
         if not self._own:
             return ""
@@ -93,26 +97,26 @@ class Provider:
         worker = Worker(end, "dmesh-otel-end")
         try:
             worker.start()
-        except RuntimeError as error:  # no thread can be started any more
+        except RuntimeError as error:  # the interpreter is shutting down
             return f"the last spans are lost: {error}"
         worker.join(seconds)
         if done:
             return ""
-        return f"the last spans are lost: the OpenTelemetry exporter did not take them within {seconds:g} s"
+        return f"the last spans are lost: the OpenTelemetry exporter did not send them within {seconds:g} s"
 
 
 def open_provider(switch: str, service: str) -> Provider | None:
     """See `dmesh.telemetry.open_provider`."""
     environ = os.environ
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-        logger.info("%s is on, but OTEL_SDK_DISABLED is true: there will be no traces", switch)
+        logger.info("%s is on, but OTEL_SDK_DISABLED is true, so there are no traces", switch)
         return None
     provider = trace.get_tracer_provider()
     if not isinstance(provider, trace.ProxyTracerProvider):
         return Provider(provider, own=False)
     names = _exporters(environ)
     if not names:
-        logger.info("%s is on, but OTEL_TRACES_EXPORTER is none: there will be no traces", switch)
+        logger.info("%s is on, but OTEL_TRACES_EXPORTER is none, so there are no traces", switch)
         return None
     exporters = [_make(switch, name) for name in names]
     try:
@@ -121,13 +125,13 @@ def open_provider(switch: str, service: str) -> Provider | None:
             own.add_span_processor(BatchSpanProcessor(exporter))
     except ValueError as error:
         raise ConfigurationError(
-            f"{switch} is on, but OpenTelemetry cannot be set up: {error}. Look at the OTEL_* variables"
+            f"{switch} is on, but OpenTelemetry cannot be set up: {error}. Check the OTEL_* variables"
         ) from error
     return Provider(own, own=True)
 
 
 def _exporters(environ: Mapping[str, str]) -> list[str]:
-    """Returns the names of the exporters as they are registered."""
+    """Return the registered names of the requested exporters."""
     asked = environ.get("OTEL_TRACES_EXPORTER", "").strip() or "otlp"
     names = [name.strip() for name in asked.split(",") if name.strip()]
     if "none" in names:
@@ -151,7 +155,7 @@ def _make(switch: str, name: str) -> SpanExporter:
     if found is None:
         known = ", ".join(sorted({entry.name for entry in registered}))
         raise ConfigurationError(
-            f"OTEL_TRACES_EXPORTER asks for {name!r}, which is not installed; there are otlp, none, {known}"
+            f"OTEL_TRACES_EXPORTER asks for {name!r}, which is not installed; expected otlp, none, {known}"
         )
     try:
         exporter: SpanExporter = found.load()()
@@ -161,14 +165,14 @@ def _make(switch: str, name: str) -> SpanExporter:
         ) from error
     except (ValueError, OSError) as error:
         raise ConfigurationError(
-            f"{switch} is on, but the exporter {name!r} cannot be made: {error}. Look at the OTEL_EXPORTER_* "
-            "variables"
+            f"{switch} is on, but the exporter {name!r} cannot be created: {error}. Check the "
+            "OTEL_EXPORTER_* variables"
         ) from error
     return exporter
 
 
 def _resource(service: str) -> Resource:
-    """Returns what spans are of. What the `OTEL_*` variables say of that comes first."""
+    """Return the resource of the spans. The `OTEL_*` variables have priority."""
     said = OTELResourceDetector().detect().attributes
     ours: dict[str, str | int] = {
         SERVICE_NAME: service, "host.name": socket.gethostname(), "process.pid": os.getpid(),

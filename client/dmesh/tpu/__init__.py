@@ -29,7 +29,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "experimental": (),
     "features": ("XLAOptions",),
 }
-"""The modules below, and the names of each that this package has; imported when they are first used."""
+"""Modules of this package and their public names, which are imported at the first use."""
 
 __getattr__ = lazy_getattr(__name__, _HOMES)
 

@@ -288,7 +288,7 @@ def _parse_type(accelerator_type: object) -> tuple[str, Generation, int]:
 
 
 def _usual_shape(name: str, generation: Generation, chips: int) -> tuple[int, int, int]:
-    """Returns how many chips lie along x, y and z of a system that nobody has described further."""
+    """Returns the number of chips along x, y and z of a system of which only the size is known."""
     if chips in generation.sizes:
         return generation.sizes[chips]
     cubes, rest = divmod(chips, _CUBE**3)

@@ -1,4 +1,4 @@
-"""What programs ask compilers and TPUs for: `XLAOptions` and `HardwareFeature`."""
+"""Options for compilers and hardware features of TPUs: `XLAOptions` and `HardwareFeature`."""
 
 from __future__ import annotations
 

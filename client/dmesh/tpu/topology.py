@@ -156,7 +156,7 @@ class Topology:
         )
 
     def serialized(self) -> bytes:
-        """Returns the topology as the bytes of a `TopologyProto`: those that it was read from, if any."""
+        """Returns the topology as a serialized `TopologyProto`; the bytes it was parsed from, if any."""
         if self._serialized is None:
             self._serialized = topology_pb2.TopologyProto(
                 mesh_shape=self._mesh_shape.tolist(),

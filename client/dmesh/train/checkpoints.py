@@ -225,7 +225,7 @@ def _value(item: Any) -> Array:
 
 
 def _fitting(name: str, item: Any, value: Array) -> Array:
-    """Return a value in the dtype of what it is for, whose bits NumPy's format keeps without its name."""
+    """Return a value in the dtype of its target; NumPy's format saves ml_dtypes only as raw bits."""
     if value.dtype.kind == "V" and value.dtype.itemsize == item.dtype.itemsize and value.dtype.names is None:
         value = value.view(item.dtype)
     if value.shape != tuple(item.shape) or value.dtype != item.dtype:
@@ -349,7 +349,7 @@ class CheckpointManager:
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """What is saved."""
+        """The saved object."""
         return self._checkpoint
 
     @property

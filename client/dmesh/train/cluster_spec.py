@@ -89,7 +89,7 @@ class ClusterSpec:
             ) from None
 
     def job_tasks(self, job_name: str) -> list[str | None]:
-        """Returns the addresses of a job's tasks, by index; None for those that are not known.
+        """Returns the addresses of a job's tasks, by index; None for unknown ones.
 
         Raises:
             ClusterSpecError: There is no such job.

@@ -3,10 +3,10 @@
 isort:skip_file
 Membership, sessions and barriers.
 
-A client registers, then opens one session and keeps it open for life. A session that breaks may be opened again by
-the same incarnation: a closed connection is a suspicion, no verdict. The first request of a session is `attach`;
-barriers are entered there and their results come back there, so that a client that reconnects presents what it still
-waits for.
+A client registers, then opens one session and keeps it open until it leaves. If the session breaks, the same
+incarnation may open it again: a closed connection makes the member suspected, not lost. The first request of a
+session is `attach`. Barriers are entered and their results sent in the session; a client that reconnects enters the
+barriers again for which it still waits.
 """
 
 from collections import abc as _abc
@@ -35,9 +35,9 @@ class _RestartPolicy:
 class _RestartPolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RestartPolicy.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     RESTART_POLICY_UNSPECIFIED: _RestartPolicy.ValueType  # 0
-    """Whatever the cluster has; FAIL_FAST for a new one."""
+    """The cluster's policy; FAIL_FAST for a new one."""
     RESTART_POLICY_FAIL_FAST: _RestartPolicy.ValueType  # 1
-    """The job fails for all: barriers fail, and the task slot stays empty until all members are gone."""
+    """The job fails: barriers fail, and the task slot stays empty until all members have departed."""
     RESTART_POLICY_REJOIN: _RestartPolicy.ValueType  # 2
     """A new process may take the task slot, while the others wait for it at their next barrier."""
 
@@ -45,16 +45,16 @@ class RestartPolicy(_RestartPolicy, metaclass=_RestartPolicyEnumTypeWrapper):
     """What happens when a member is lost or fails."""
 
 RESTART_POLICY_UNSPECIFIED: RestartPolicy.ValueType  # 0
-"""Whatever the cluster has; FAIL_FAST for a new one."""
+"""The cluster's policy; FAIL_FAST for a new one."""
 RESTART_POLICY_FAIL_FAST: RestartPolicy.ValueType  # 1
-"""The job fails for all: barriers fail, and the task slot stays empty until all members are gone."""
+"""The job fails: barriers fail, and the task slot stays empty until all members have departed."""
 RESTART_POLICY_REJOIN: RestartPolicy.ValueType  # 2
 """A new process may take the task slot, while the others wait for it at their next barrier."""
 Global___RestartPolicy: _TypeAlias = RestartPolicy  # noqa: Y015
 
 @_typing.final
 class ClusterSettings(_message.Message):
-    """What can be set for each cluster. 0: whatever the cluster has; the server's default for a new one."""
+    """Settings of a cluster. 0 stands for the cluster's value, or the server's default for a new cluster."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -65,11 +65,11 @@ class ClusterSettings(_message.Message):
     restart_policy: Global___RestartPolicy.ValueType
     """What happens when a member is lost or fails."""
     heartbeat_interval_ms: _builtins.int
-    """How often clients send a heartbeat, milliseconds."""
+    """Time between heartbeats of a client, milliseconds."""
     lease_ms: _builtins.int
     """Silence after which a member is blocked, or, without a session, lost; milliseconds."""
     stuck_after_ms: _builtins.int
-    """Time for which others wait for a member before it is asked what it is doing, milliseconds. Negative: never."""
+    """Time that others wait for a member before the server asks it for its status, milliseconds. Negative: never."""
     def __init__(
         self,
         *,
@@ -107,23 +107,21 @@ class RegisterRequest(_message.Message):
     protocol_version: _builtins.int
     """Version of this protocol that the client speaks; 0 stands for 1."""
     jobs_digest: _builtins.bytes
-    """In place of long `jobs`: SHA-256 of, for each of them in order, name, number of addresses, addresses; texts in UTF-8
-    behind their number of bytes, numbers in 4 bytes, most significant first. A server that does not know the list yet
-    answers JOB_LIST_UNKNOWN, and the caller sends it.
+    """In place of long `jobs`: SHA-256 over the name, number of addresses and addresses of each job, in order. Texts are
+    UTF-8 after their length in bytes; numbers have 4 bytes, most significant first. A server that does not know the
+    list yet answers JOB_LIST_UNKNOWN, and the caller sends it.
     """
     @_builtins.property
     def caller(self) -> _common_pb2.Caller:
-        """Who registers."""
+        """The caller."""
 
     @_builtins.property
     def jobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Job]:
-        """All jobs of the cluster. Must be equal in all clients; the first to register decides. Empty if `jobs_digest` stands
-        for them.
-        """
+        """All jobs of the cluster, equal in all clients; the first client to register decides. Empty if `jobs_digest` is set."""
 
     @_builtins.property
     def process(self) -> _common_pb2.Process:
-        """Facts about the process."""
+        """The process."""
 
     @_builtins.property
     def devices(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Device]:
@@ -131,15 +129,15 @@ class RegisterRequest(_message.Message):
 
     @_builtins.property
     def peer_addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """HOST:PORT at which peers reach it, most preferred first; empty if it takes part in no collective."""
+        """HOST:PORT at which peers reach it, most preferred first; empty if it makes no collectives."""
 
     @_builtins.property
     def settings(self) -> Global___ClusterSettings:
-        """Settings of the cluster. The first to register decides; who wants something else is refused."""
+        """Settings of the cluster. The first client to register decides; clients that ask for other values are refused."""
 
     @_builtins.property
     def last_told(self) -> _common_pb2.LastTold:
-        """As in Attach, of a caller that was registered before."""
+        """As in Attach, if the caller was registered before."""
 
     def __init__(
         self,
@@ -165,7 +163,7 @@ Global___RegisterRequest: _TypeAlias = RegisterRequest  # noqa: Y015
 
 @_typing.final
 class RegisterResponse(_message.Message):
-    """The task slot is the caller's."""
+    """The caller holds the task slot."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -184,38 +182,36 @@ class RegisterResponse(_message.Message):
     server_incarnation: _builtins.int
     """Random number that the server drew when it started."""
     cluster_incarnation: _builtins.int
-    """Random number of this life of the cluster: a cluster whose members are all gone starts a new one, with an
-    empty key-value store.
+    """Random number of the cluster's generation. When all members have departed, the next registration starts a new
+    generation with an empty key-value store.
     """
     epoch: _builtins.int
     """Grows with every change of membership."""
     peer_secret: _builtins.bytes
-    """Secret of this life of the cluster, 32 bytes, with which peers prove to one another that they belong to it.
-    Never logged.
+    """Secret of the cluster's generation, 32 bytes, with which peers prove to each other that they belong to it. Never
+    logged.
     """
     heartbeat_interval_ms: _builtins.int
-    """How often to send a heartbeat, milliseconds."""
+    """Time between heartbeats, milliseconds."""
     lease_ms: _builtins.int
     """Silence after which the server declares the client lost, milliseconds."""
     rejoined: _builtins.bool
-    """The task slot had an earlier holder in this life of the cluster: the others have started already. Only with the
+    """The task slot had an earlier holder in this generation, so the other members are already running. Only with the
     restart policy REJOIN.
     """
     max_request_bytes: _builtins.int
-    """Size of the largest request, and of the largest message on a session, that the server reads, bytes: a larger one
-    breaks the session.
-    """
+    """Maximum size of a request and of a message on a session, bytes. A larger one breaks the session."""
     store_id: _builtins.int
-    """Random number of the server's store. If it differs from that of an earlier registration, the store is another one or
-    turned out to be an older copy: keys are gone or older. `cluster_incarnation` tells which.
+    """Random number of the server's store. If it differs from that of an earlier registration, the store was replaced or
+    restored from an older copy, and keys are gone or older; they are gone if `cluster_incarnation` differs, too.
     """
     suspicion_ms: _builtins.int
-    """Time within which a broken session may be opened again although nothing else is heard of the client, milliseconds;
-    less only if its process is known to be gone, or if it was silent for long before.
+    """Time within which a silent client may open a broken session again, milliseconds. Shorter only if its process is
+    known to be gone, or if it was silent for long before.
     """
     @_builtins.property
     def settings(self) -> Global___ClusterSettings:
-        """The cluster's settings, all of them."""
+        """All settings of the cluster."""
 
     @_builtins.property
     def task(self) -> _common_pb2.Task:
@@ -247,11 +243,11 @@ Global___RegisterResponse: _TypeAlias = RegisterResponse  # noqa: Y015
 
 @_typing.final
 class KeepSessionRequest(_message.Message):
-    """Opens a session over a TCP connection of its own.
+    """Opens a session over its own TCP connection.
 
     The client connects to `session_port` of the server's host, with TLS if its gRPC connection has it, and sends the
-    ticket's bytes. What follows in each direction are frames: the length of a message in 4 bytes, most significant first,
-    and the message, a SessionRequest or SessionResponse. A server that ends the session says why with `session_end`.
+    ticket's bytes. Then both sides send frames: the length of a message in 4 bytes, most significant first, and the
+    message, a SessionRequest or SessionResponse. A server that ends the session sends the reason in `session_end`.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -259,7 +255,7 @@ class KeepSessionRequest(_message.Message):
     CALLER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def caller(self) -> _common_pb2.Caller:
-        """Whose session it will be; must be registered when it attaches."""
+        """The caller; must be registered when it attaches."""
 
     def __init__(
         self,
@@ -284,12 +280,12 @@ class KeepSessionResponse(_message.Message):
     TICKET_FIELD_NUMBER: _builtins.int
     GRPC_PORT_FIELD_NUMBER: _builtins.int
     session_port: _builtins.int
-    """The port; 0: this server offers none, use Session."""
+    """The port; 0 if this server offers none: use Session."""
     ticket: _builtins.bytes
-    """Shows whose connection it is: 32 random bytes, good for one connection, soon after they were told."""
+    """Identifies the client on the new connection: 32 random bytes, valid for one connection and a short time."""
     grpc_port: _builtins.int
-    """The server's gRPC port. If the client has connected to another one, something stands between the two that does not
-    know of further ports.
+    """The server's gRPC port. If the client has connected to another one, there is a proxy or port mapping in between,
+    which does not forward the session port.
     """
     def __init__(
         self,
@@ -327,7 +323,7 @@ class SessionRequest(_message.Message):
 
     @_builtins.property
     def heartbeat(self) -> Global___Heartbeat:
-        """Still alive."""
+        """Shows that the client is alive."""
 
     @_builtins.property
     def enter_barrier(self) -> Global___EnterBarrier:
@@ -339,7 +335,7 @@ class SessionRequest(_message.Message):
 
     @_builtins.property
     def abandon_call(self) -> Global___AbandonCall:
-        """Does not wait for the answer of a call any more."""
+        """Gives up a call."""
 
     @_builtins.property
     def status(self) -> Global___Status:
@@ -347,7 +343,7 @@ class SessionRequest(_message.Message):
 
     @_builtins.property
     def waiting(self) -> Global___Waiting:
-        """Waits for other members outside of the server's sight."""
+        """Reports that the client waits for other members in a collective."""
 
     @_builtins.property
     def process_report(self) -> Global___ProcessReport:
@@ -355,7 +351,7 @@ class SessionRequest(_message.Message):
 
     @_builtins.property
     def ending(self) -> Global___Ending:
-        """Ends the session for good without leaving: the client is lost, and need not be looked for."""
+        """Ends the session for good without leaving: the client is lost, and the server does not look for its process."""
 
     def __init__(
         self,
@@ -391,7 +387,7 @@ class Attach(_message.Message):
     LAST_TOLD_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def caller(self) -> _common_pb2.Caller:
-        """Who attaches; must be registered."""
+        """The caller; must be registered."""
 
     @_builtins.property
     def passed(self) -> _containers.RepeatedCompositeFieldContainer[Global___PassedBarrier]:
@@ -399,7 +395,7 @@ class Attach(_message.Message):
 
     @_builtins.property
     def last_told(self) -> _common_pb2.LastTold:
-        """What the caller was last told."""
+        """State that the caller knows from the server."""
 
     def __init__(
         self,
@@ -429,9 +425,9 @@ class PassedBarrier(_message.Message):
     name: _builtins.str
     """Its name."""
     instance: _builtins.int
-    """The last instance that the caller was told had succeeded."""
+    """The latest instance of whose success the caller was notified."""
     epoch: _builtins.int
-    """The cluster's epoch when it was over, as the caller was told; 0 if it does not know."""
+    """The cluster's epoch when it ended, as the caller received it; 0 if unknown."""
     @_builtins.property
     def participants(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Task]:
         """As in EnterBarrier."""
@@ -454,7 +450,7 @@ Global___PassedBarrier: _TypeAlias = PassedBarrier  # noqa: Y015
 
 @_typing.final
 class Heartbeat(_message.Message):
-    """Still alive."""
+    """Shows that the client is alive."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -464,10 +460,10 @@ class Heartbeat(_message.Message):
     sequence: _builtins.int
     """Counts up from 1 within a session."""
     progress: _builtins.int
-    """Grows whenever the program gets on: at every barrier, collective and progress mark."""
+    """Grows with the program's progress: at every barrier, collective and progress mark."""
     @_builtins.property
     def report(self) -> _progress_pb2.ProgressReport:
-        """What it does; not in every heartbeat."""
+        """Its progress; not in every heartbeat."""
 
     def __init__(
         self,
@@ -486,8 +482,8 @@ Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
 
 @_typing.final
 class KeyValueCall(_message.Message):
-    """A call of the key-value store by the session's member. What is not answered when the session breaks is sent again on
-    the next one, with the same request id and reply slot.
+    """A call of the key-value store by the session's member. If the session breaks, the client sends unanswered calls again
+    in the next session, with the same request id and reply slot.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -524,11 +520,11 @@ class KeyValueCall(_message.Message):
     TRACE_CONTEXT_FIELD_NUMBER: _builtins.int
     REPLY_SLOT_FIELD_NUMBER: _builtins.int
     id: _builtins.int
-    """Names the call within the client, from 1; at most 256 are unanswered at a time."""
+    """Number of the call within the client, from 1; at most 256 calls are unanswered at a time."""
     reply_slot: _builtins.int
-    """Where the server keeps the answer of a call that changes something, from 1 to 256: the call that uses the same slot
-    next takes its place. A client uses a slot for no other call until it has the answer or gives the call up, so that
-    whatever it sends again finds its answer. 0: the server keeps the latest 64 answers of such calls.
+    """Slot, from 1 to 256, in which the server keeps the answer of a call that changes something, until another call uses
+    the slot. A client reuses a slot only when it has the answer or gives up the call, so that a retry always finds its
+    answer. 0: the server keeps the latest 64 answers of such calls.
     """
     @_builtins.property
     def set(self) -> _key_value_pb2.SetRequest:
@@ -564,8 +560,8 @@ class KeyValueCall(_message.Message):
 
     @_builtins.property
     def trace_context(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Where the call belongs in a distributed trace: what would be metadata of a call of its own (`traceparent`,
-        `tracestate`). What makes no sense in it, or is longer than 4096 bytes, is ignored.
+        """Context of a distributed trace: the metadata that a gRPC call would have (`traceparent`, `tracestate`). The server
+        ignores malformed contexts, and those longer than 4096 bytes.
         """
 
     def __init__(
@@ -595,13 +591,13 @@ Global___KeyValueCall: _TypeAlias = KeyValueCall  # noqa: Y015
 
 @_typing.final
 class AbandonCall(_message.Message):
-    """Does not wait for the answer of a call any more."""
+    """Gives up a call."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int
     id: _builtins.int
-    """Of the call."""
+    """Number of the call."""
     def __init__(
         self,
         *,
@@ -617,17 +613,17 @@ Global___AbandonCall: _TypeAlias = AbandonCall  # noqa: Y015
 
 @_typing.final
 class Status(_message.Message):
-    """What the client's main thread is doing."""
+    """Answers a StatusRequest."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int
     ACTIVITY_FIELD_NUMBER: _builtins.int
     id: _builtins.int
-    """Of the request."""
+    """Number of the request."""
     @_builtins.property
     def activity(self) -> _common_pb2.Activity:
-        """What it is doing."""
+        """Position of the client's main thread."""
 
     def __init__(
         self,
@@ -645,8 +641,8 @@ Global___Status: _TypeAlias = Status  # noqa: Y015
 
 @_typing.final
 class Waiting(_message.Message):
-    """Waits for other members outside of the server's sight, in a collective. Sent when the wait has become long, and again
-    with no tasks when it is over.
+    """Reports that the client waits for other members in a collective, which the server cannot see. Sent when the wait has
+    become long, and again without tasks when it has ended.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -655,12 +651,12 @@ class Waiting(_message.Message):
     TASKS_FIELD_NUMBER: _builtins.int
     AGE_MS_FIELD_NUMBER: _builtins.int
     operation: _builtins.str
-    """In words, e.g. "all_reduce number 12 of the world". At most 200 characters."""
+    """The operation, e.g. "all_reduce number 12 of the world". At most 200 characters."""
     age_ms: _builtins.int
-    """For how long already, milliseconds."""
+    """Time waited so far, milliseconds."""
     @_builtins.property
     def tasks(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Task]:
-        """For whom."""
+        """The members for which it waits."""
 
     def __init__(
         self,
@@ -712,19 +708,19 @@ class EnterBarrier(_message.Message):
     name: _builtins.str
     """Name, 1-256 characters."""
     instance: _builtins.int
-    """How many instances of this name the caller has finished so far; -1 for "whichever is next". A member that took
-    the task slot of another (`rejoined`) gives -1 until it was told a result, and counts on from that one; a result
-    that came after it had registered is told to it again.
+    """Number of instances of this name that the caller has finished; -1 for the next one, whatever its number. A member
+    that took another's task slot (`rejoined`) sends -1 until it has received a result, and counts on from there;
+    results from after its registration are sent to it again.
     """
     timeout_ms: _builtins.int
-    """Time that the first arrival gives all the others, milliseconds from its arrival; 0 for no limit."""
+    """Time limit for all to arrive, milliseconds from the first arrival, whose limit counts; 0 for no limit."""
     alive: _builtins.bool
-    """Wait only for those of the participants that are members, as they come and go; the result says who came. The same in
-    all calls.
+    """Wait only for participants that are members, as they come and go; the result lists those that arrived. Must be
+    equal in all calls.
     """
     @_builtins.property
     def participants(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Task]:
-        """Who takes part. Empty: every task of the cluster. The caller must be one of them."""
+        """The participants. Empty: every task of the cluster. The caller must be one of them."""
 
     @_builtins.property
     def trace_context(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -777,11 +773,11 @@ class SessionResponse(_message.Message):
 
     @_builtins.property
     def barrier_result(self) -> Global___BarrierResult:
-        """Answers `enter_barrier`, when the barrier is over."""
+        """Answers `enter_barrier` when the barrier has ended."""
 
     @_builtins.property
     def session_end(self) -> Global___SessionEnd:
-        """The session is over; nothing comes after it."""
+        """Ends the session: the last message."""
 
     @_builtins.property
     def key_value_reply(self) -> Global___KeyValueReply:
@@ -789,7 +785,7 @@ class SessionResponse(_message.Message):
 
     @_builtins.property
     def status_request(self) -> Global___StatusRequest:
-        """Asks what the client is doing: others wait for it."""
+        """Asks for the position of the client's main thread, because others wait for it."""
 
     @_builtins.property
     def liveness_change(self) -> Global___LivenessChange:
@@ -797,7 +793,7 @@ class SessionResponse(_message.Message):
 
     @_builtins.property
     def process_query(self) -> Global___ProcessQuery:
-        """Asks whether another process of the client's host is there."""
+        """Asks whether another process of the client's host exists."""
 
     def __init__(
         self,
@@ -824,8 +820,8 @@ Global___SessionResponse: _TypeAlias = SessionResponse  # noqa: Y015
 
 @_typing.final
 class ProcessQuery(_message.Message):
-    """Asks whether a process of the client's pid namespace is there: its session broke. Answered by `process_report` as soon
-    as that is certain.
+    """Asks whether a process of the client's pid namespace exists, because its session broke. The client answers with
+    `process_report` as soon as it is certain.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -835,14 +831,14 @@ class ProcessQuery(_message.Message):
     PID_FIELD_NUMBER: _builtins.int
     START_TICKS_FIELD_NUMBER: _builtins.int
     lease: _builtins.int
-    """To be sent back."""
+    """To be sent back with the answer."""
     pid: _builtins.int
     """Process id."""
     start_ticks: _builtins.int
     """Its start in clock ticks since the boot; 0 if unknown."""
     @_builtins.property
     def task(self) -> _common_pb2.Task:
-        """Of the process."""
+        """Task of the process."""
 
     def __init__(
         self,
@@ -862,7 +858,7 @@ Global___ProcessQuery: _TypeAlias = ProcessQuery  # noqa: Y015
 
 @_typing.final
 class Ending(_message.Message):
-    """The client goes without leaving. Answered by `session_end`."""
+    """Ends the session without leaving. The server answers with `session_end`."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -879,7 +875,7 @@ Global___Ending: _TypeAlias = Ending  # noqa: Y015
 
 @_typing.final
 class ProcessReport(_message.Message):
-    """Says what was found out about a process."""
+    """Answers a ProcessQuery."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -887,12 +883,12 @@ class ProcessReport(_message.Message):
     LEASE_FIELD_NUMBER: _builtins.int
     GONE_FIELD_NUMBER: _builtins.int
     lease: _builtins.int
-    """As it was asked."""
+    """As in the query."""
     gone: _builtins.bool
-    """True: it has certainly ended. False: it certainly exists."""
+    """True: the process has certainly ended. False: it certainly exists."""
     @_builtins.property
     def task(self) -> _common_pb2.Task:
-        """Of the process, as it was asked."""
+        """As in the query."""
 
     def __init__(
         self,
@@ -911,7 +907,7 @@ Global___ProcessReport: _TypeAlias = ProcessReport  # noqa: Y015
 
 @_typing.final
 class Attached(_message.Message):
-    """The session is bound."""
+    """The session is bound to the task slot."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -937,14 +933,14 @@ Global___Attached: _TypeAlias = Attached  # noqa: Y015
 
 @_typing.final
 class HeartbeatAck(_message.Message):
-    """The server lives."""
+    """Answers a heartbeat."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SEQUENCE_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
-    """Of the heartbeat that it answers."""
+    """As in the heartbeat."""
     epoch: _builtins.int
     """The cluster's epoch."""
     def __init__(
@@ -974,7 +970,7 @@ class MembershipChange(_message.Message):
     """The cluster's epoch after the change."""
     @_builtins.property
     def departed(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Member]:
-        """The departed (LEFT, LOST or FAILED), with the reason, in order of their departure."""
+        """The departed members (LEFT, LOST or FAILED), with the reason, in order of departure."""
 
     @_builtins.property
     def rejoined(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Member]:
@@ -1006,7 +1002,7 @@ class LivenessChange(_message.Message):
     MEMBERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Member]:
-        """As they are now, without their devices and addresses."""
+        """The members in their current state, without devices and addresses."""
 
     def __init__(
         self,
@@ -1023,7 +1019,7 @@ Global___LivenessChange: _TypeAlias = LivenessChange  # noqa: Y015
 
 @_typing.final
 class StatusRequest(_message.Message):
-    """Asks what the client's main thread is doing."""
+    """Asks for the position of the client's main thread."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1060,7 +1056,7 @@ class KeyValueReply(_message.Message):
     COMPARE_AND_SET_FIELD_NUMBER: _builtins.int
     TRANSACTION_FIELD_NUMBER: _builtins.int
     id: _builtins.int
-    """Of the call."""
+    """Number of the call."""
     @_builtins.property
     def error(self) -> _common_pb2.Error:
         """The call was refused."""
@@ -1091,11 +1087,11 @@ class KeyValueReply(_message.Message):
 
     @_builtins.property
     def compare_and_set(self) -> _key_value_pb2.CompareAndSetResponse:
-        """Whether it was set."""
+        """Whether the key was set."""
 
     @_builtins.property
     def transaction(self) -> _key_value_pb2.TransactionResponse:
-        """What came of a transaction."""
+        """The results of a transaction."""
 
     def __init__(
         self,
@@ -1123,7 +1119,7 @@ Global___KeyValueReply: _TypeAlias = KeyValueReply  # noqa: Y015
 
 @_typing.final
 class BarrierResult(_message.Message):
-    """A barrier is over."""
+    """A barrier has ended."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1135,16 +1131,16 @@ class BarrierResult(_message.Message):
     name: _builtins.str
     """Its name."""
     instance: _builtins.int
-    """Which use of the name, from 0."""
+    """Number of the instance, from 0."""
     epoch: _builtins.int
-    """The cluster's epoch when it was over, the same for all participants."""
+    """The cluster's epoch when it ended, the same for all participants."""
     @_builtins.property
     def error(self) -> _common_pb2.Error:
-        """Unset: everybody arrived."""
+        """Its error; unset if it succeeded."""
 
     @_builtins.property
     def present(self) -> _containers.RepeatedCompositeFieldContainer[Global___Participant]:
-        """Who came to a barrier of those alive that succeeded, sorted by task."""
+        """The processes that arrived, sorted by task, if an alive barrier succeeded."""
 
     def __init__(
         self,
@@ -1165,7 +1161,7 @@ Global___BarrierResult: _TypeAlias = BarrierResult  # noqa: Y015
 
 @_typing.final
 class Participant(_message.Message):
-    """A process that came to a barrier."""
+    """A process that arrived at an alive barrier."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1193,14 +1189,14 @@ Global___Participant: _TypeAlias = Participant  # noqa: Y015
 
 @_typing.final
 class SessionEnd(_message.Message):
-    """The session is over."""
+    """Ends the session."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ERROR_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def error(self) -> _common_pb2.Error:
-        """Why. FENCED: do not come back. SHUTTING_DOWN: the server will stop; reconnect to its successor, if any."""
+        """The reason. FENCED: do not reconnect. SHUTTING_DOWN: the server stops; reconnect to its successor, if any."""
 
     def __init__(
         self,
@@ -1230,10 +1226,10 @@ class CancelBarrierRequest(_message.Message):
     name: _builtins.str
     """The barrier's name."""
     instance: _builtins.int
-    """Which instance; -1 for the one under way."""
+    """Number of the instance; -1 for the current one."""
     @_builtins.property
     def caller(self) -> _common_pb2.Caller:
-        """Who cancels; must be a participant."""
+        """The caller; must be a participant."""
 
     def __init__(
         self,
@@ -1270,7 +1266,7 @@ Global___CancelBarrierResponse: _TypeAlias = CancelBarrierResponse  # noqa: Y015
 
 @_typing.final
 class LeaveRequest(_message.Message):
-    """Gives the task slot up."""
+    """Leaves the cluster."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1283,16 +1279,16 @@ class LeaveRequest(_message.Message):
     request_id: _builtins.str
     """As in RegisterRequest."""
     reason: _builtins.str
-    """Empty for a clean leave (LEFT). Otherwise the caller ends without a proper shutdown and is FAILED, for this
+    """Empty for a clean leave (LEFT). Otherwise the caller ends without a proper shutdown and becomes FAILED for this
     reason, unless `clean` is set. At most 4096 characters.
     """
     clean: _builtins.bool
-    """Whether the leave is clean (LEFT) although it has a reason: the program ended normally."""
+    """Whether the leave is clean (LEFT) despite a reason: the program ended normally."""
     server_incarnation: _builtins.int
-    """Incarnation of the server that knows all barriers of which the caller was told that they succeeded; 0: not checked."""
+    """Incarnation of the server that knows of all barrier successes that the caller knows of; 0: not checked."""
     @_builtins.property
     def caller(self) -> _common_pb2.Caller:
-        """Who leaves."""
+        """The caller."""
 
     @_builtins.property
     def passed(self) -> _containers.RepeatedCompositeFieldContainer[Global___PassedBarrier]:
@@ -1318,14 +1314,14 @@ Global___LeaveRequest: _TypeAlias = LeaveRequest  # noqa: Y015
 
 @_typing.final
 class LeaveResponse(_message.Message):
-    """The task slot is given up, unless `present_to` is set."""
+    """The caller has left, unless `present_to` is set."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PRESENT_TO_FIELD_NUMBER: _builtins.int
     present_to: _builtins.int
-    """Not 0: the caller has not left, because this server, whose incarnation it is, is not the one that the request names.
-    Present to it what has succeeded, and leave again.
+    """If not 0, the caller has not left, because the request names another server incarnation than this one. The caller
+    must call PresentBarriers, then leave again.
     """
     def __init__(
         self,
@@ -1342,9 +1338,8 @@ Global___LeaveResponse: _TypeAlias = LeaveResponse  # noqa: Y015
 
 @_typing.final
 class PresentBarriersRequest(_message.Message):
-    """Presents barriers that have succeeded, so that those who were not told pass them, too. Needed by a server that was
-    restarted and is therefore of another incarnation, before arrivals are presented to it. What is too much for one
-    request is presented in several.
+    """Reports barriers that have succeeded, so that participants which were not notified succeed as well. Sent to a
+    restarted server, which has another incarnation, before any arrival. A long list is sent in several requests.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1353,11 +1348,11 @@ class PresentBarriersRequest(_message.Message):
     PASSED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def caller(self) -> _common_pb2.Caller:
-        """Who presents them; must be registered."""
+        """The caller; must be registered."""
 
     @_builtins.property
     def passed(self) -> _containers.RepeatedCompositeFieldContainer[Global___PassedBarrier]:
-        """The latest instances that the caller was told had succeeded. At most 1024, each name once."""
+        """The latest instances that the caller knows to have succeeded. At most 1024, each name once."""
 
     def __init__(
         self,
@@ -1375,13 +1370,13 @@ Global___PresentBarriersRequest: _TypeAlias = PresentBarriersRequest  # noqa: Y0
 
 @_typing.final
 class PresentBarriersResponse(_message.Message):
-    """They are known."""
+    """The server knows the barriers."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SERVER_INCARNATION_FIELD_NUMBER: _builtins.int
     server_incarnation: _builtins.int
-    """Who knows them, as in RegisterResponse."""
+    """As in RegisterResponse."""
     def __init__(
         self,
         *,
@@ -1410,10 +1405,10 @@ class ReportErrorRequest(_message.Message):
     message: _builtins.str
     """What happened, 1-4096 characters."""
     code: _builtins.int
-    """Code of the error, which means something to the caller's program; 0 for none."""
+    """Code of the error, defined by the caller's program; 0 for none."""
     @_builtins.property
     def caller(self) -> _common_pb2.Caller:
-        """Who failed."""
+        """The caller."""
 
     def __init__(
         self,
@@ -1433,7 +1428,7 @@ Global___ReportErrorRequest: _TypeAlias = ReportErrorRequest  # noqa: Y015
 
 @_typing.final
 class ReportErrorResponse(_message.Message):
-    """Everybody will be told."""
+    """The caller is FAILED, and every member will be notified."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1460,12 +1455,12 @@ class GetClusterStateRequest(_message.Message):
     known_epoch: _builtins.int
     """Epoch of the caller's copy; 0 if it has none."""
     wait_ms: _builtins.int
-    """How long to wait for another epoch than the known one, milliseconds; 0: not at all; -1: as long as the call lives.
-    When the time is over, the answer is of the known epoch.
+    """Maximum time to wait for another epoch than the known one, milliseconds; 0: do not wait; -1: until the call ends.
+    After that time, the answer has the known epoch.
     """
     @_builtins.property
     def caller(self) -> _common_pb2.Caller:
-        """Who asks; observers may."""
+        """The caller; may be an observer."""
 
     def __init__(
         self,
@@ -1484,7 +1479,7 @@ Global___GetClusterStateRequest: _TypeAlias = GetClusterStateRequest  # noqa: Y0
 
 @_typing.final
 class GetClusterStateResponse(_message.Message):
-    """The table of members and the barriers under way."""
+    """The table of members and the unfinished barriers."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1511,11 +1506,11 @@ class GetClusterStateResponse(_message.Message):
 
     @_builtins.property
     def vacant(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Task]:
-        """Task slots that nobody has taken yet, sorted."""
+        """Task slots that were never taken, sorted."""
 
     @_builtins.property
     def barriers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Barrier]:
-        """Barriers under way, oldest first."""
+        """Unfinished barriers, oldest first."""
 
     def __init__(
         self,
@@ -1546,11 +1541,11 @@ class GetMemberRequest(_message.Message):
     TASK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def caller(self) -> _common_pb2.Caller:
-        """Who asks; observers may."""
+        """The caller; may be an observer."""
 
     @_builtins.property
     def task(self) -> _common_pb2.Task:
-        """Which task."""
+        """The task."""
 
     def __init__(
         self,
@@ -1575,7 +1570,7 @@ class GetMemberResponse(_message.Message):
     MEMBER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def member(self) -> _common_pb2.Member:
-        """The member; of a task that nobody has taken, without incarnation and state."""
+        """The member; for a task slot that was never taken, without incarnation and state."""
 
     def __init__(
         self,
@@ -1592,7 +1587,7 @@ Global___GetMemberResponse: _TypeAlias = GetMemberResponse  # noqa: Y015
 
 @_typing.final
 class GetBarrierRequest(_message.Message):
-    """Asks how far a barrier is."""
+    """Asks for the state of a barrier."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1602,7 +1597,7 @@ class GetBarrierRequest(_message.Message):
     """The barrier's name."""
     @_builtins.property
     def caller(self) -> _common_pb2.Caller:
-        """Who asks; observers may."""
+        """The caller; may be an observer."""
 
     def __init__(
         self,
@@ -1620,17 +1615,17 @@ Global___GetBarrierRequest: _TypeAlias = GetBarrierRequest  # noqa: Y015
 
 @_typing.final
 class GetBarrierResponse(_message.Message):
-    """How far a barrier is."""
+    """The state of a barrier."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     FINISHED_FIELD_NUMBER: _builtins.int
     CURRENT_FIELD_NUMBER: _builtins.int
     finished: _builtins.int
-    """How many instances of the name are over, as far as the server remembers."""
+    """Number of finished instances of the name, as far as the server remembers."""
     @_builtins.property
     def current(self) -> Global___Barrier:
-        """The instance under way, if there is one."""
+        """The unfinished instance, if there is one."""
 
     def __init__(
         self,
@@ -1648,7 +1643,7 @@ Global___GetBarrierResponse: _TypeAlias = GetBarrierResponse  # noqa: Y015
 
 @_typing.final
 class Barrier(_message.Message):
-    """A barrier under way."""
+    """An unfinished barrier."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1661,18 +1656,18 @@ class Barrier(_message.Message):
     name: _builtins.str
     """Its name."""
     instance: _builtins.int
-    """Which use of the name, from 0."""
+    """Number of the instance, from 0."""
     age_ms: _builtins.int
     """Time since the first arrival, milliseconds."""
     remaining_ms: _builtins.int
     """Time until it fails, milliseconds; -1 for no limit."""
     @_builtins.property
     def arrived(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Task]:
-        """Who has arrived, in order of arrival."""
+        """Participants that have arrived, in order of arrival."""
 
     @_builtins.property
     def missing(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Task]:
-        """Who has not, sorted."""
+        """Participants that have not, sorted."""
 
     def __init__(
         self,

@@ -83,24 +83,24 @@ class CoordinationServiceServicer(object):
     """
 
     def Register(self, request, context):
-        """Takes a task slot. Idempotent for one incarnation. A caller that takes any slot of its job gives -1 as the index of
-        its task; the response has the slot.
+        """Takes a task slot. Idempotent for one incarnation. With index -1, the caller takes any slot of its job; the
+        response has the slot.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def KeepSession(self, request, context):
-        """Opens a session over a TCP connection of its own, to which the response has the ticket. The call stays open for as long
-        as the session: its connection answers pings although the client's interpreter does not run, and the end of either
-        is the end of both.
+        """Opens a session over its own TCP connection; the response has a ticket for it. The call stays open while the
+        session lasts: its connection answers pings even if the client's interpreter does not run. If the call or the
+        connection ends, so does the other.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Session(self, request_iterator, context):
-        """A session over gRPC, for clients that cannot have the other kind: the same messages, at a greater cost.
+        """A session over gRPC, for clients that cannot use KeepSession: the same messages at a greater cost.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -114,14 +114,14 @@ class CoordinationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PresentBarriers(self, request, context):
-        """Tells a server that was restarted which barriers have succeeded. Idempotent.
+        """Tells a restarted server which barriers have succeeded. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Leave(self, request, context):
-        """Gives the task slot up. Idempotent.
+        """Leaves the cluster and gives up the task slot. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -135,35 +135,35 @@ class CoordinationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetClusterState(self, request, context):
-        """The table of members, or nothing new if the caller's copy is of the current epoch.
+        """Returns the table of members; without members if the caller's copy is current.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetMember(self, request, context):
-        """One member.
+        """Returns one member.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetBarrier(self, request, context):
-        """How far a barrier is.
+        """Returns the state of a barrier.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetProgress(self, request, context):
-        """What the members last said of their own progress.
+        """Returns the members' latest progress reports.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListClusters(self, request, context):
-        """Which clusters there are.
+        """Lists the clusters.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -3,10 +3,10 @@
 isort:skip_file
 Membership, sessions and barriers.
 
-A client registers, then opens one session and keeps it open for life. A session that breaks may be opened again by
-the same incarnation: a closed connection is a suspicion, no verdict. The first request of a session is `attach`;
-barriers are entered there and their results come back there, so that a client that reconnects presents what it still
-waits for.
+A client registers, then opens one session and keeps it open until it leaves. If the session breaks, the same
+incarnation may open it again: a closed connection makes the member suspected, not lost. The first request of a
+session is `attach`. Barriers are entered and their results sent in the session; a client that reconnects enters the
+barriers again for which it still waits.
 """
 
 from collections import abc as _abc
@@ -41,34 +41,34 @@ class CoordinationServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> CoordinationServiceAsyncStub: ...
     Register: _grpc.UnaryUnaryMultiCallable[_coordination_pb2.RegisterRequest, _coordination_pb2.RegisterResponse]
-    """Takes a task slot. Idempotent for one incarnation. A caller that takes any slot of its job gives -1 as the index of
-    its task; the response has the slot.
+    """Takes a task slot. Idempotent for one incarnation. With index -1, the caller takes any slot of its job; the
+    response has the slot.
     """
     KeepSession: _grpc.UnaryStreamMultiCallable[_coordination_pb2.KeepSessionRequest, _coordination_pb2.KeepSessionResponse]
-    """Opens a session over a TCP connection of its own, to which the response has the ticket. The call stays open for as long
-    as the session: its connection answers pings although the client's interpreter does not run, and the end of either
-    is the end of both.
+    """Opens a session over its own TCP connection; the response has a ticket for it. The call stays open while the
+    session lasts: its connection answers pings even if the client's interpreter does not run. If the call or the
+    connection ends, so does the other.
     """
     Session: _grpc.StreamStreamMultiCallable[_coordination_pb2.SessionRequest, _coordination_pb2.SessionResponse]
-    """A session over gRPC, for clients that cannot have the other kind: the same messages, at a greater cost."""
+    """A session over gRPC, for clients that cannot use KeepSession: the same messages at a greater cost."""
     CancelBarrier: _grpc.UnaryUnaryMultiCallable[_coordination_pb2.CancelBarrierRequest, _coordination_pb2.CancelBarrierResponse]
     """Ends an unfinished barrier instance for all its participants. Idempotent."""
     PresentBarriers: _grpc.UnaryUnaryMultiCallable[_coordination_pb2.PresentBarriersRequest, _coordination_pb2.PresentBarriersResponse]
-    """Tells a server that was restarted which barriers have succeeded. Idempotent."""
+    """Tells a restarted server which barriers have succeeded. Idempotent."""
     Leave: _grpc.UnaryUnaryMultiCallable[_coordination_pb2.LeaveRequest, _coordination_pb2.LeaveResponse]
-    """Gives the task slot up. Idempotent."""
+    """Leaves the cluster and gives up the task slot. Idempotent."""
     ReportError: _grpc.UnaryUnaryMultiCallable[_coordination_pb2.ReportErrorRequest, _coordination_pb2.ReportErrorResponse]
     """Declares the caller FAILED and tells every member why. Idempotent."""
     GetClusterState: _grpc.UnaryUnaryMultiCallable[_coordination_pb2.GetClusterStateRequest, _coordination_pb2.GetClusterStateResponse]
-    """The table of members, or nothing new if the caller's copy is of the current epoch."""
+    """Returns the table of members; without members if the caller's copy is current."""
     GetMember: _grpc.UnaryUnaryMultiCallable[_coordination_pb2.GetMemberRequest, _coordination_pb2.GetMemberResponse]
-    """One member."""
+    """Returns one member."""
     GetBarrier: _grpc.UnaryUnaryMultiCallable[_coordination_pb2.GetBarrierRequest, _coordination_pb2.GetBarrierResponse]
-    """How far a barrier is."""
+    """Returns the state of a barrier."""
     GetProgress: _grpc.UnaryUnaryMultiCallable[_progress_pb2.GetProgressRequest, _progress_pb2.GetProgressResponse]
-    """What the members last said of their own progress."""
+    """Returns the members' latest progress reports."""
     ListClusters: _grpc.UnaryUnaryMultiCallable[_progress_pb2.ListClustersRequest, _progress_pb2.ListClustersResponse]
-    """Which clusters there are."""
+    """Lists the clusters."""
 
 @_typing.type_check_only
 class CoordinationServiceAsyncStub(CoordinationServiceStub):
@@ -76,34 +76,34 @@ class CoordinationServiceAsyncStub(CoordinationServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Register: _aio.UnaryUnaryMultiCallable[_coordination_pb2.RegisterRequest, _coordination_pb2.RegisterResponse]  # type: ignore[assignment]
-    """Takes a task slot. Idempotent for one incarnation. A caller that takes any slot of its job gives -1 as the index of
-    its task; the response has the slot.
+    """Takes a task slot. Idempotent for one incarnation. With index -1, the caller takes any slot of its job; the
+    response has the slot.
     """
     KeepSession: _aio.UnaryStreamMultiCallable[_coordination_pb2.KeepSessionRequest, _coordination_pb2.KeepSessionResponse]  # type: ignore[assignment]
-    """Opens a session over a TCP connection of its own, to which the response has the ticket. The call stays open for as long
-    as the session: its connection answers pings although the client's interpreter does not run, and the end of either
-    is the end of both.
+    """Opens a session over its own TCP connection; the response has a ticket for it. The call stays open while the
+    session lasts: its connection answers pings even if the client's interpreter does not run. If the call or the
+    connection ends, so does the other.
     """
     Session: _aio.StreamStreamMultiCallable[_coordination_pb2.SessionRequest, _coordination_pb2.SessionResponse]  # type: ignore[assignment]
-    """A session over gRPC, for clients that cannot have the other kind: the same messages, at a greater cost."""
+    """A session over gRPC, for clients that cannot use KeepSession: the same messages at a greater cost."""
     CancelBarrier: _aio.UnaryUnaryMultiCallable[_coordination_pb2.CancelBarrierRequest, _coordination_pb2.CancelBarrierResponse]  # type: ignore[assignment]
     """Ends an unfinished barrier instance for all its participants. Idempotent."""
     PresentBarriers: _aio.UnaryUnaryMultiCallable[_coordination_pb2.PresentBarriersRequest, _coordination_pb2.PresentBarriersResponse]  # type: ignore[assignment]
-    """Tells a server that was restarted which barriers have succeeded. Idempotent."""
+    """Tells a restarted server which barriers have succeeded. Idempotent."""
     Leave: _aio.UnaryUnaryMultiCallable[_coordination_pb2.LeaveRequest, _coordination_pb2.LeaveResponse]  # type: ignore[assignment]
-    """Gives the task slot up. Idempotent."""
+    """Leaves the cluster and gives up the task slot. Idempotent."""
     ReportError: _aio.UnaryUnaryMultiCallable[_coordination_pb2.ReportErrorRequest, _coordination_pb2.ReportErrorResponse]  # type: ignore[assignment]
     """Declares the caller FAILED and tells every member why. Idempotent."""
     GetClusterState: _aio.UnaryUnaryMultiCallable[_coordination_pb2.GetClusterStateRequest, _coordination_pb2.GetClusterStateResponse]  # type: ignore[assignment]
-    """The table of members, or nothing new if the caller's copy is of the current epoch."""
+    """Returns the table of members; without members if the caller's copy is current."""
     GetMember: _aio.UnaryUnaryMultiCallable[_coordination_pb2.GetMemberRequest, _coordination_pb2.GetMemberResponse]  # type: ignore[assignment]
-    """One member."""
+    """Returns one member."""
     GetBarrier: _aio.UnaryUnaryMultiCallable[_coordination_pb2.GetBarrierRequest, _coordination_pb2.GetBarrierResponse]  # type: ignore[assignment]
-    """How far a barrier is."""
+    """Returns the state of a barrier."""
     GetProgress: _aio.UnaryUnaryMultiCallable[_progress_pb2.GetProgressRequest, _progress_pb2.GetProgressResponse]  # type: ignore[assignment]
-    """What the members last said of their own progress."""
+    """Returns the members' latest progress reports."""
     ListClusters: _aio.UnaryUnaryMultiCallable[_progress_pb2.ListClustersRequest, _progress_pb2.ListClustersResponse]  # type: ignore[assignment]
-    """Which clusters there are."""
+    """Lists the clusters."""
 
 class CoordinationServiceServicer(metaclass=_abc_1.ABCMeta):
     """Membership, sessions and barriers of clusters."""
@@ -114,8 +114,8 @@ class CoordinationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _coordination_pb2.RegisterRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_coordination_pb2.RegisterResponse, _abc.Awaitable[_coordination_pb2.RegisterResponse]]:
-        """Takes a task slot. Idempotent for one incarnation. A caller that takes any slot of its job gives -1 as the index of
-        its task; the response has the slot.
+        """Takes a task slot. Idempotent for one incarnation. With index -1, the caller takes any slot of its job; the
+        response has the slot.
         """
 
     @_abc_1.abstractmethod
@@ -124,9 +124,9 @@ class CoordinationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _coordination_pb2.KeepSessionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_coordination_pb2.KeepSessionResponse], _abc.AsyncIterator[_coordination_pb2.KeepSessionResponse]]:
-        """Opens a session over a TCP connection of its own, to which the response has the ticket. The call stays open for as long
-        as the session: its connection answers pings although the client's interpreter does not run, and the end of either
-        is the end of both.
+        """Opens a session over its own TCP connection; the response has a ticket for it. The call stays open while the
+        session lasts: its connection answers pings even if the client's interpreter does not run. If the call or the
+        connection ends, so does the other.
         """
 
     @_abc_1.abstractmethod
@@ -135,7 +135,7 @@ class CoordinationServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_coordination_pb2.SessionRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_coordination_pb2.SessionResponse], _abc.AsyncIterator[_coordination_pb2.SessionResponse]]:
-        """A session over gRPC, for clients that cannot have the other kind: the same messages, at a greater cost."""
+        """A session over gRPC, for clients that cannot use KeepSession: the same messages at a greater cost."""
 
     @_abc_1.abstractmethod
     def CancelBarrier(
@@ -151,7 +151,7 @@ class CoordinationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _coordination_pb2.PresentBarriersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_coordination_pb2.PresentBarriersResponse, _abc.Awaitable[_coordination_pb2.PresentBarriersResponse]]:
-        """Tells a server that was restarted which barriers have succeeded. Idempotent."""
+        """Tells a restarted server which barriers have succeeded. Idempotent."""
 
     @_abc_1.abstractmethod
     def Leave(
@@ -159,7 +159,7 @@ class CoordinationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _coordination_pb2.LeaveRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_coordination_pb2.LeaveResponse, _abc.Awaitable[_coordination_pb2.LeaveResponse]]:
-        """Gives the task slot up. Idempotent."""
+        """Leaves the cluster and gives up the task slot. Idempotent."""
 
     @_abc_1.abstractmethod
     def ReportError(
@@ -175,7 +175,7 @@ class CoordinationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _coordination_pb2.GetClusterStateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_coordination_pb2.GetClusterStateResponse, _abc.Awaitable[_coordination_pb2.GetClusterStateResponse]]:
-        """The table of members, or nothing new if the caller's copy is of the current epoch."""
+        """Returns the table of members; without members if the caller's copy is current."""
 
     @_abc_1.abstractmethod
     def GetMember(
@@ -183,7 +183,7 @@ class CoordinationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _coordination_pb2.GetMemberRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_coordination_pb2.GetMemberResponse, _abc.Awaitable[_coordination_pb2.GetMemberResponse]]:
-        """One member."""
+        """Returns one member."""
 
     @_abc_1.abstractmethod
     def GetBarrier(
@@ -191,7 +191,7 @@ class CoordinationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _coordination_pb2.GetBarrierRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_coordination_pb2.GetBarrierResponse, _abc.Awaitable[_coordination_pb2.GetBarrierResponse]]:
-        """How far a barrier is."""
+        """Returns the state of a barrier."""
 
     @_abc_1.abstractmethod
     def GetProgress(
@@ -199,7 +199,7 @@ class CoordinationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _progress_pb2.GetProgressRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_progress_pb2.GetProgressResponse, _abc.Awaitable[_progress_pb2.GetProgressResponse]]:
-        """What the members last said of their own progress."""
+        """Returns the members' latest progress reports."""
 
     @_abc_1.abstractmethod
     def ListClusters(
@@ -207,6 +207,6 @@ class CoordinationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _progress_pb2.ListClustersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_progress_pb2.ListClustersResponse, _abc.Awaitable[_progress_pb2.ListClustersResponse]]:
-        """Which clusters there are."""
+        """Lists the clusters."""
 
 def add_CoordinationServiceServicer_to_server(servicer: CoordinationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -155,7 +155,7 @@ class KeyValueServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RenewLease(self, request, context):
-        """Lets the time of a lease begin anew.
+        """Renews a lease: its full time to live starts again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -176,14 +176,14 @@ class KeyValueServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Backup(self, request, context):
-        """Streams all keys of a cluster as of one revision, but for those that begin with "dmesh/". For operators.
+        """Streams all keys of a cluster at one revision, except those that begin with "dmesh/". For operators.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Restore(self, request_iterator, context):
-        """Gives a cluster the keys of a backup, as one change of one revision. For operators.
+        """Sets a cluster's keys to those of a backup, in one change with one revision. For operators.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

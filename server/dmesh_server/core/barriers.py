@@ -80,7 +80,7 @@ class Instance:
         return len(self.arrived) == len(self.expected)
 
     def missing(self) -> Set[Task]:
-        """Return who is not there."""
+        """Return the missing participants."""
         return self.expected - self.arrived.keys()
 
 
@@ -222,7 +222,7 @@ class Watcher(Protocol):
     """Time of its next look; infinite if none is due."""
 
     def arm(self, transaction: Transaction) -> None:
-        """Note that somebody waits from now on."""
+        """Record that participants wait from now on."""
 
 
 class Barriers:

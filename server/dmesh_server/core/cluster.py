@@ -195,12 +195,12 @@ class Cluster:
             self._shared.waiting[token].dismiss(token, error, transaction)
 
     def dismiss_waiters_of(self, slot: TaskSlot, error: CoreError, transaction: Transaction) -> None:
-        """Do the same to those of one member."""
+        """Do the same for one member's."""
         for token in sorted(slot.tokens):
             self._shared.waiting[token].dismiss(token, error, transaction)
 
     def bind(self, slot: TaskSlot, session: int) -> int | None:
-        """Attach a session to a task slot; return the one that it replaces."""
+        """Attach a session to a task slot; return the session that it replaces."""
         replaced = self.unbind(slot)
         self.roster.bind(slot, session)
         self._shared.sessions[session] = self

@@ -82,7 +82,7 @@ def check(wish: ClusterSettings, limits: Limits) -> None:
 def compare(
     wish: ClusterSettings, settings: ClusterSettings, who: str, cluster: str, founder: Member
 ) -> None:
-    """Compare a later client's wish with what the cluster has.
+    """Compare a later client's requested settings with the cluster's.
 
     Args:
         wish: The client's wish.

@@ -138,7 +138,7 @@ class Core:
     # The interface of the runtime.
 
     def apply(self, event: Event, now: float) -> list[Effect]:
-        """Change the state as `event` demands and return what is to be done about it, in order."""
+        """Apply an event to the state, and return its effects, in order."""
         transaction = Transaction(now)
         self._dispatch(event, transaction)
         while transaction.unsettled:
@@ -156,7 +156,7 @@ class Core:
         return self._deadlines.next()
 
     def restore(self, durable: Iterable[Record], now: float) -> None:
-        """Take up what a store has kept, in the order in which it was last written. Only for a new core.
+        """Restore a store's records, in the order in which they were last written. Only for a new core.
 
         Raises:
             RecordError: A record cannot be understood.
@@ -389,7 +389,7 @@ class Core:
         return Done()
 
     def _settle(self, cluster: Cluster, transaction: Transaction) -> None:
-        """Draw the conclusions from what has happened, when all of this event's is known."""
+        """Derive the consequences of an event after all of its direct changes."""
         if not cluster.ended:
             cluster.epoch_waits.release(transaction)
             membership.report_changes(cluster, transaction)
@@ -579,7 +579,7 @@ class Core:
                 cluster.unbind(slot)
                 slot.state = MemberState.REGISTERED
             transaction.push(sessions, SessionEnd(stopping()))
-        # From here on nobody is declared lost and no barrier times out: that is for the successor to judge.
+        # From here on no member is declared lost and no barrier times out: the next server decides that.
         self._deadlines.clear()
 
 

@@ -1,7 +1,7 @@
 """Declarations of clusters: jobs and settings that an operator fixes before the first client registers.
 
-A declaration outlasts the generations of its cluster: whoever registers first in one gets the declared
-settings, and is refused with other jobs or other wishes. Addresses of tasks are the clients' own business.
+A declaration applies to all generations of its cluster: the first client of each gets the declared settings,
+and is refused if it asks for other jobs or settings. The clients choose the addresses of tasks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Declaration:
     tasks: tuple[tuple[str, int], ...]
     """Number of tasks of each job, sorted by job."""
     settings: ClusterSettings
-    """Declared settings; what is open is the first client's to wish."""
+    """Declared settings. The first client decides the others."""
 
 
 class Declarations:
@@ -111,7 +111,7 @@ def _listed(tasks: tuple[tuple[str, int], ...]) -> str:
 
 
 def _merged(wish: ClusterSettings, declared: ClusterSettings, name: str) -> ClusterSettings:
-    """Return the declared settings with the client's wishes for what they leave open."""
+    """Return the declared settings, with the client's values for undeclared ones."""
     merged = {}
     for field, unit in (
         ("restart_policy", ""), ("heartbeat_interval", "_ms"), ("lease", "_ms"), ("stuck_after", "_ms"),

@@ -356,7 +356,7 @@ class DeclareCluster(Operation):
     tasks: tuple[tuple[str, int], ...]
     """Number of tasks of each job, sorted by job."""
     settings: ClusterSettings
-    """What is open is the first client's to wish."""
+    """Declared settings. The first client decides the others."""
 
 
 @dataclass(frozen=True, slots=True)

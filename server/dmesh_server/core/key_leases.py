@@ -1,8 +1,8 @@
-"""Leases of keys: granted to whoever asks, or a member's own; the keys attached to one end with it.
+"""Leases of keys: granted on request, or a member's own. Attached keys are deleted when their lease ends.
 
 A granted lease is named by a random number that its owner draws, so that granting it again changes nothing. A
-member's own lease is named by its incarnation: it ends when the member leaves, fails or is lost. What is
-durable are the granted leases and the attachments; after a restart every lease begins anew.
+member's own lease is named by its incarnation: it ends when the member leaves, fails or is lost. Granted
+leases and attachments are durable; after a restart every lease has its full time again.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ KeyCall = KvSet | KvDelete | KvIncrement | KvTransaction | RevokeLease | DropKey
 SLICE = 500
 """Keys handled at a time."""
 _ATTEMPTS = 4
-"""How often the work begins before the rest of it is done at once."""
+"""Number of attempts in slices; the last one then handles all remaining keys at once."""
 
 
 @dataclass(slots=True)

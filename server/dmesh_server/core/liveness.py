@@ -236,7 +236,7 @@ class Watchdog:
             known.clear()
 
     def settle(self, transaction: Transaction) -> None:
-        """Release stuck members for which nobody waits any more, and notify the sessions."""
+        """Release stuck members for which no member waits any more, and notify the sessions."""
         for task, query in list(self._queries.items()):
             slot = self._roster.slots[task]
             if slot.liveness is Liveness.STUCK and (

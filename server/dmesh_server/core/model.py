@@ -40,11 +40,11 @@ class DepartureCause(enum.Enum):
     NONE = 0
     """The member has not departed."""
     LEFT = 1
-    """It said goodbye."""
+    """The member left."""
     EXITED = 2
-    """It ended without a proper shutdown, and said so."""
+    """The member ended without a proper shutdown, and reported that."""
     REPORTED_ERROR = 3
-    """It reported an error of its own."""
+    """The member reported an error."""
     PROCESS_GONE = 4
     """Its process is known to be gone, or ended its session without a goodbye."""
     DISCONNECTED = 5
@@ -52,7 +52,7 @@ class DepartureCause(enum.Enum):
     SILENT = 6
     """Its lease ran out: it was stopped, or its network is cut."""
     NOT_BACK = 7
-    """It did not come back after a restart of the server."""
+    """The member did not reconnect after a restart of the server."""
     EVICTED = 8
     """An operator evicted it."""
 

@@ -59,7 +59,7 @@ def _best_task(cluster: Cluster, job: str, transaction: Transaction) -> Task | N
         return vacant
     gone = [slot for slot in roster.departed.values() if slot.task.job == job]
     if gone:
-        # Of one who has left, or was replaced too often, nobody can be the successor; the refusal says so.
+        # A member that left, or was replaced too often, cannot have a successor; the refusal explains that.
         usable = (
             slot
             for slot in gone
@@ -111,7 +111,7 @@ def check_registration(event: Register, cluster: Cluster | None, limits: Limits)
 
 
 def _check_agreement(event: Register, task: Task, cluster: Cluster) -> None:
-    """Refuse a job list or settings other than those that the cluster was formed with."""
+    """Refuse a job list or settings that differ from the cluster's."""
     jobs = cluster.roster.jobs
     first = next(iter(cluster.roster.slots.values())).snapshot()
     label = messages.label(task) if task.index != ANY_TASK else f"a client of job {messages.quote(task.job)}"

@@ -118,7 +118,7 @@ def lost(what: str) -> CoreError:
 
 
 def go_on(cluster: Cluster, seen: SeenState, transaction: Transaction) -> None:
-    """Continue epochs and revisions after those that a client has seen, so that none is used twice."""
+    """Continue epochs and revisions after the highest ones that a client has seen, so that none is reused."""
     if seen.epoch >= cluster.epoch:
         cluster.roster.epoch = seen.epoch
         cluster.advance_epoch(transaction)

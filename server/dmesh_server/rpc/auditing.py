@@ -19,7 +19,7 @@ from dmesh_server.security.refusals import host_of
 def record(
     log: AuditLog | None, context: Context, action: str, target: str
 ) -> AbstractAsyncContextManager[Record]:
-    """Add an entry about what the block does; see `AuditLog.record`.
+    """Add an entry about the operation in the `with` block; see `AuditLog.record`.
 
     Args:
         log: The audit log; None to add nothing.

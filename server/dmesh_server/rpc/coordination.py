@@ -218,7 +218,7 @@ class CoordinationServicer:
     async def get_progress(
         self, request: progress_pb2.GetProgressRequest, context: Context
     ) -> progress_pb2.GetProgressResponse:
-        """Return what the members last said of their own progress."""
+        """Return the members' latest progress reports."""
         members = self._runtime.progress.members(caller_of(request).cluster)
         return convert.progress_to_proto(members, self._runtime.now())
 

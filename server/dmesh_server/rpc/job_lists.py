@@ -37,7 +37,7 @@ class JobLists:
         self._asked: dict[bytes, asyncio.Future[None]] = {}
 
     async def read(self, messages: Sequence[common_pb2.Job], digest: bytes) -> tuple[Job, ...]:
-        """Read a list, or find the one that a digest stands for.
+        """Read a job list, or find the one with a digest.
 
         Raises:
             CoreError: JOB_LIST_UNKNOWN: the caller is to send the list. INVALID_ARGUMENT.

@@ -149,7 +149,7 @@ class Access:
             del self._held[hold]
 
     def refresh(self) -> None:
-        """Read the tokens again if their file has changed; ends the streams of those that are gone.
+        """Read the tokens again if their file has changed; end the streams of removed tokens.
 
         A file that cannot be read, as while it is being replaced, changes nothing.
         """

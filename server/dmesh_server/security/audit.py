@@ -113,7 +113,7 @@ class AuditLog:
 
     @asynccontextmanager
     async def record(self, action: str, *, who: str, remote: str, target: str) -> AsyncIterator[Record]:
-        """Add an entry about what the block does; it is durable when the block has ended.
+        """Add an entry about the operation in the `with` block; it is durable when the block ends.
 
         Args:
             action: As in `AuditEntry`, like the other arguments.

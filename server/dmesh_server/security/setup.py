@@ -94,7 +94,7 @@ def refuse_exposure(address: Address, what: str, remedy: str, *, tokens: bool) -
 
 @contextlib.asynccontextmanager
 async def kept_current(*parts: Refreshable | None) -> AsyncIterator[None]:
-    """Refresh what is read from files, about once a second, until the block ends."""
+    """Reload tokens and certificates from files, about once a second, until the `with` block ends."""
     present = [part for part in parts if part is not None]
 
     async def refresh() -> None:

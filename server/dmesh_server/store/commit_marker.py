@@ -100,7 +100,7 @@ class CommitMarker:
         os.fsync(self._opened())
 
     def note_all_pages(self, sums: dict[int, int]) -> None:
-        """Replace all checksums by those of a database's pages, and sync the commit marker.
+        """Replace all checksums with the checksums of a database's pages, and sync the commit marker.
 
         Raises:
             OSError: It cannot be written.

@@ -39,7 +39,7 @@ _WAITING = pb.CALL_STATE_WAITING
 
 
 class ClusterColumn(BaseModel):
-    """What a cluster did in one step of time."""
+    """Activity of a cluster in one time step."""
 
     n: int = Field(description="number of the column, shared by all series of the server")
     t: float = Field(description="Unix time of its end, seconds")
@@ -55,7 +55,7 @@ class ClusterColumn(BaseModel):
 
 
 class ServerColumn(BaseModel):
-    """What the server did in one step of time."""
+    """Activity of the server in one time step."""
 
     n: int = Field(description="number of the column")
     t: float = Field(description="Unix time of its end, seconds")

@@ -138,7 +138,7 @@ def test_who_asks_the_metadata_server_is_told_what_is_wrong(clock):
         with pytest.raises(ClusterLookupError, match="refuses project/project-id: 403 no"):
             metadata.project()
         server.fail(200, body="<html>welcome to the hotel")
-        with pytest.raises(ClusterLookupError, match="is no metadata server"):
+        with pytest.raises(ClusterLookupError, match="is not a metadata server"):
             metadata.project()
         del server.entries["project/project-id"]
         with pytest.raises(ClusterLookupError, match=r"has no project/project-id. Pass project="):
@@ -254,11 +254,11 @@ def test_an_exchange_follows_nobody_and_ends():
         service.fail(302, headers={"Location": "http://127.0.0.1:9/"})
         assert ask(service.url).status == 302
         service.fail(200, body="x" * 1000)
-        with pytest.raises(ClusterLookupError, match="more than 999 bytes"):
+        with pytest.raises(ClusterLookupError, match="larger than the limit of 999 bytes"):
             ask(f"{service.url}/?key=secret", most_bytes=999)
         service.fail(200, body="x" * 1000)
         assert len(ask(service.url, most_bytes=1000).body) == 1000
-        with pytest.raises(ClusterLookupError, match="not a URL of http") as caught:
+        with pytest.raises(ClusterLookupError, match="not an http") as caught:
             ask("ftp://127.0.0.1/?key=secret")
         assert "secret" not in str(caught.value)
         assert ask(service.url).text(10) == '{"path": "'

@@ -151,7 +151,9 @@ def test_the_resolver_can_wait_until_all_pods_run(kubernetes, resolve, clock, ca
     spec = resolve(size=2, wait=100, policy=policy).cluster_spec()
     assert spec == {"worker": ["10.0.0.1:8470", "10.0.0.2:8470"]}
     assert "still waiting: " in caplog.text
-    with pytest.raises(ClusterNotReadyError, match=r"2 of 3 pods run .*'job-name=train'.*\(waited \d+ s\)"):
+    with pytest.raises(
+        ClusterNotReadyError, match=r"2 of 3 pods are running .*'job-name=train'.*\(waited \d+ s\)"
+    ):
         resolve(size=3, wait=100, policy=policy).cluster_spec()
     with pytest.raises(ClusterNotReadyError, match=r"2 of 1 pods"):
         resolve(size=1).cluster_spec()
@@ -244,11 +246,11 @@ def test_a_malformed_selector_is_the_servers_word(kubernetes, resolve):
 
 
 def test_outside_of_kubernetes(kubernetes, authority, tmp_path, monkeypatch, policy):
-    with pytest.raises(ResolverError, match=r"no way to the Kubernetes API.*OFF_CLUSTER"):
+    with pytest.raises(ResolverError, match=r"no access to the Kubernetes API.*OFF_CLUSTER"):
         KubernetesClusterResolver()
     off = KubernetesExecutableLocation.OFF_CLUSTER
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    with pytest.raises(ResolverError, match=r"no way to the Kubernetes API.*KUBECONFIG"):
+    with pytest.raises(ResolverError, match=r"no access to the Kubernetes API.*KUBECONFIG"):
         KubernetesClusterResolver(executable_location=off)
     kubernetes.write_kubeconfig(tmp_path / "config", authority.cert_pem.bytes())
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
@@ -376,7 +378,9 @@ def test_names_of_an_indexed_job_need_no_api(monkeypatch):
     for hostname, index in (("train", ""), ("train-3", ""), ("train-2", "1"), ("train-x", "0")):
         monkeypatch.setenv("HOSTNAME", hostname)
         monkeypatch.setenv("JOB_COMPLETION_INDEX", index)
-        with pytest.raises(ResolverError, match=rf"this host is called '{hostname}'.*expected NAME-NUMBER"):
+        with pytest.raises(
+            ResolverError, match=rf"this host's name is '{hostname}'.*expected a pod .*NAME-NUMBER"
+        ):
             KubernetesServiceResolver("svc", 3)
     with pytest.raises(ConfigurationError, match="service is"):
         KubernetesServiceResolver("a b", 3)

@@ -93,9 +93,9 @@ def test_without_metadata_zone_and_project_must_be_given(cloud, monkeypatch, pol
         ("CREATING", "Wait"),
         ("RESTARTING", "Wait"),
         ("REPAIRING", "Wait"),
-        ("PREEMPTED", "create it anew"),
-        ("TERMINATED", "create it anew"),
-        ("STOPPED", "create it anew"),
+        ("PREEMPTED", "create a new one"),
+        ("TERMINATED", "create a new one"),
+        ("STOPPED", "create a new one"),
     ],
 )
 def test_a_tpu_that_is_not_ready_is_an_error(cloud, resolve, state, advice):
@@ -171,7 +171,7 @@ def test_a_busy_api_is_asked_again_later(cloud, resolve, clock):
 def test_an_api_that_cannot_be_reached(cloud, resolve, policy):
     resolver = resolve()
     cloud.apis.close()
-    with pytest.raises(ClusterLookupUnavailableError, match=r"there is no connection.*refused") as caught:
+    with pytest.raises(ClusterLookupUnavailableError, match=r"no connection.*refused") as caught:
         resolver.cluster_spec()
     assert isinstance(caught.value, ConnectionError)
 
@@ -192,7 +192,7 @@ def test_an_api_that_answers_too_slowly(cloud, resolve):
     [
         ({"status": 200, "body": "<html>"}, "is a str, not an object"),
         ({"status": 200, "body": [1, 2]}, "not an object"),
-        ({"status": 200, "body": "x" * 200_000}, "more than 100000 bytes"),
+        ({"status": 200, "body": "x" * 200_000}, "larger than the limit of 100000 bytes"),
         ({"status": 302, "headers": {"Location": "http://127.0.0.1:9/"}}, "302"),
         ({"status": 400, "body": {"error": {"message": "no such field"}}}, "400 no such field"),
     ],
@@ -219,7 +219,7 @@ def test_where_the_api_is_described(cloud, monkeypatch, policy):
     assert "secret" not in str(caught.value)
     with pytest.raises(ClusterLookupUnavailableError, match="description of the API tpu v2"):
         TPUClusterResolver("my-tpu", discovery_url=wrong, **options).cluster_spec()
-    with pytest.raises(ClusterLookupError, match="not a URL of http"):
+    with pytest.raises(ClusterLookupError, match="not an http"):
         TPUClusterResolver("my-tpu", discovery_url="file:///etc/{api}", **options).cluster_spec()
 
 
@@ -321,7 +321,7 @@ def test_no_credentials(cloud, monkeypatch, policy, tmp_path):
 
 def test_without_the_library(cloud, monkeypatch):
     monkeypatch.setitem(sys.modules, "googleapiclient.discovery", None)
-    with pytest.raises(ValueError, match="no TPU is named"):
+    with pytest.raises(ValueError, match="no TPU was named"):
         TPUClusterResolver()
     with pytest.raises(MissingExtraError, match=r"pip install 'dmesh\[google\]'") as caught:
         TPUClusterResolver("my-tpu")
@@ -489,7 +489,7 @@ def test_slices_of_tpu_vms(cloud):
             "MEGASCALE_SLICE_ID is 3, but MEGASCALE_NUM_SLICES is 3",
         ),
         ("MEGASCALE_SLICE_ID", "", ResolverError, "MEGASCALE_SLICE_ID is not set"),
-        ("MEGASCALE_COORDINATOR_ADDRESS", "", ResolverError, "not known where the first one is"),
+        ("MEGASCALE_COORDINATOR_ADDRESS", "", ResolverError, "the address of the first one is unknown"),
         ("MEGASCALE_COORDINATOR_ADDRESS", "a:b", ConfigurationError, "MEGASCALE_COORDINATOR_ADDRESS"),
     ],
 )
@@ -541,11 +541,11 @@ def test_no_tpu_anywhere(cloud, monkeypatch, tpu, asked):
     if not asked:
         monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "true")
     before = len(cloud.metadata.requests)
-    with pytest.raises(TpuNotFoundError, match=r"no TPU is named: .*TPU_ACCELERATOR_TYPE") as caught:
+    with pytest.raises(TpuNotFoundError, match=r"no TPU was named\. .*TPU_ACCELERATOR_TYPE") as caught:
         TPUClusterResolver(tpu)
     assert isinstance(caught.value, RuntimeError), "as documented"
     assert isinstance(caught.value, ValueError), "as documented, too"
-    assert ("this machine of Google's cloud is no TPU VM" in str(caught.value)) == asked
+    assert ("This machine is in Google's cloud, but is not a TPU VM" in str(caught.value)) == asked
     assert (len(cloud.metadata.requests) > before) == asked
 
 
@@ -602,7 +602,7 @@ def test_metadata_that_do_not_answer_are_done_without_where_the_environment_has_
         TPUClusterResolver("", metadata=MetadataServer(policy))
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v2-8")
     assert TPUClusterResolver("", metadata=MetadataServer(policy)).accelerator_type == "v2-8"
-    assert "going on with the TPU that TPU_ACCELERATOR_TYPE describes" in caplog.text
+    assert "continuing with the TPU that TPU_ACCELERATOR_TYPE describes" in caplog.text
 
 
 def test_the_only_host_of_a_tpu_has_nobody_to_connect_to(cloud, monkeypatch):
@@ -716,7 +716,7 @@ def test_how_many_cores_there_are(cloud, resolve):
     assert len(names) == 4 * (1 + 8)
     assert names[-1] == "/job:worker/replica:0/task:3/device:TPU:7"
     assert resolve(accelerator_type="v2-32").num_accelerators() == {"TPU": 8}
-    with pytest.raises(ResolverError, match="cannot be equally many on each of its 5 hosts"):
+    with pytest.raises(ResolverError, match="cannot be divided equally among its 5 hosts"):
         resolve(accelerator_type="v2-8", tpu="grpc://a,b,c,d,e").num_accelerators()
     with pytest.raises(TopologyError):
         resolve(accelerator_type="v1-8").num_accelerators()

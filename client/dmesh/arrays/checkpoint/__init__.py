@@ -13,11 +13,11 @@ dmesh.checkpoint.save(directory, {"weights": weights, "rate": 0.1}, step=10)
 tree = dmesh.checkpoint.load(directory, mesh=mesh)
 ```
 
-The format is zarr's third; the extra `checkpoint` has what it needs: `pip install 'dmesh[checkpoint]'`.
-docs/checkpoints.md says what holds.
+The format is Zarr v3, which needs the extra `checkpoint`: `pip install 'dmesh[checkpoint]'`.
+docs/checkpoints.md describes it.
 
-- `manifest`: the tree of what was saved. `zarr`: arrays and their chunks in files.
-- `write`, `read`: the two directions, and `agreement` of the clients on how each step of them ended.
+- `manifest`: description of the saved tree. `zarr`: arrays and their chunks in files.
+- `write`, `read`: saving and loading. `agreement`: the clients' exchange of each step's outcome.
 - `safetensors`: files of that format, read by slices.
 """
 

@@ -1,4 +1,4 @@
-"""Agreement of clients on how each step of a save or a load has ended: an error of one is an error on all."""
+"""Agreement of clients on the outcome of each step of a save or a load: if one fails, all raise an error."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from dmesh.errors import CheckpointError, CollectiveError, DMeshError, MeshMisma
 from dmesh.runtime import context
 
 _RECORD = 512
-"""Bytes in which a client says how its step has ended."""
+"""Size of a client's report of a step's outcome, bytes."""
 
 
 class Participants:
     """Clients that save or load together.
 
     Args:
-        grids: Meshes of the arrays; without any, all clients of the program take part.
-        what: The operation, for errors.
+        grids: Meshes of the arrays; if there are none, all clients of the program participate.
+        what: Name of the operation, for errors.
 
     Raises:
-        MeshMismatchError: The meshes are of different clients.
+        MeshMismatchError: The meshes have different clients.
         NotInitializedError: There are several clients, and the system is not initialized.
     """
 
     def __init__(self, grids: Iterable[Grid], what: str) -> None:
         self.what = what
-        """The operation, as errors name it."""
+        """Name of the operation, for errors."""
         self.ranks = _clients(grids)
         """Their ranks in the world, in ascending order."""
         self._group: Group | None = None
         if len(self.ranks) > 1:
-            from dmesh.collectives.communicator import Communicator  # large; one client alone does without
+            from dmesh.collectives.communicator import Communicator  # a large module
 
             communicator = context.current().get(Communicator)
             self._group = communicator.mesh_group("", "checkpoint", self.ranks)
@@ -49,27 +49,27 @@ class Participants:
         return 0 if self._group is None else self._group.rank
 
     def check(self, grids: Iterable[Grid]) -> None:
-        """Raise MeshMismatchError if meshes are of other clients than these."""
+        """Raise MeshMismatchError if a mesh has other clients than the participants."""
         for grid in grids:
             if grid.clients != self.ranks:
                 raise MeshMismatchError(
-                    f"{self.what} is made by clients {list(self.ranks)}, but mesh {grid.mesh.name!r} is of "
-                    f"clients {list(grid.clients)}. Name a mesh of all of them in mesh="
+                    f"{self.what} is called by clients {list(self.ranks)}, but mesh {grid.mesh.name!r} has "
+                    f"clients {list(grid.clients)}. Pass a mesh of all of them as mesh="
                 )
 
     def step(self, work: Callable[[], str]) -> list[str]:
-        """Do a step, and return what all clients' `work` has returned, if none of them has failed.
+        """Run a step on all clients; return the results of all clients' `work` if none failed.
 
         Raises:
-            CheckpointError: It has failed on a client, which the message names.
-            DMeshError: It has failed on this client with an error of this kind.
+            CheckpointError: The step failed on some clients; the message lists them.
+            DMeshError: The step raised this error on this client.
         """
         failure: Exception | None = None
         try:
             text = work()
         except CollectiveError:
-            raise  # it is one on all clients
-        except Exception as error:  # noqa: BLE001 -- raised below, once the others know
+            raise  # the other clients get it, too
+        except Exception as error:  # noqa: BLE001 -- raised below, after the exchange
             failure, text = error, f"{socket.gethostname()}: {type(error).__name__}: {error}"
         record = np.zeros(_RECORD, np.uint8)
         encoded = text.encode(errors="replace")[: _RECORD - 1]
@@ -86,21 +86,21 @@ class Participants:
         if failed:
             details = "".join(f"\n  rank {self.ranks[at]} on {texts[at]}" for at in failed)
             named = ", ".join(str(self.ranks[at]) for at in failed)
-            raise CheckpointError(f"{self.what} has failed on rank {named}:{details}") from failure
+            raise CheckpointError(f"{self.what} failed on rank {named}:{details}") from failure
         return texts
 
     def same(self, texts: list[str], kind: str) -> None:
-        """Raise CheckpointError if clients have given different texts in a step.
+        """Raise CheckpointError if the clients' results of a step differ.
 
         Args:
-            texts: What `step` has returned.
-            kind: What they describe, for the message.
+            texts: Result of `step`.
+            kind: What the texts describe, for the message.
         """
         if len(set(texts)) > 1:
             others = [rank for rank, text in zip(self.ranks, texts, strict=True) if text != texts[0]]
             raise CheckpointError(
                 f"{self.what} needs the same {kind} on all clients, but those of rank "
-                f"{', '.join(map(str, others))} differ from those of rank {self.ranks[0]}; nothing was done"
+                f"{', '.join(map(str, others))} differ from those of rank {self.ranks[0]}. Nothing was done"
             )
 
 
@@ -108,7 +108,7 @@ def _clients(grids: Iterable[Grid]) -> tuple[int, ...]:
     found = dict.fromkeys(grid.clients for grid in grids)
     if len(found) > 1:
         raise MeshMismatchError(
-            "the arrays of a checkpoint lie on meshes of the same clients; these are of clients "
+            "the arrays of a checkpoint must be on meshes with the same clients, but these have clients "
             f"{' and '.join(str(list(clients)) for clients in found)}"
         )
     if found:

@@ -1,7 +1,7 @@
-"""Manifest of a checkpoint: the tree of what was saved as JSON, with shape, dtype and layout of each array.
+"""Manifest of a checkpoint: the saved tree as JSON, with shape, dtype and layout of each array.
 
-It is an attribute of the outermost group, in that group's `zarr.json`. Nothing in it is a path: the directory
-of an array follows from the keys that lead to it.
+It is an attribute of the root group, in that group's `zarr.json`. It has no paths: the directory of an array
+is derived from its keys in the tree.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from dmesh.errors import ArgumentTypeError, CheckpointError
 FILE = "zarr.json"
 """Name of the file of a group or an array."""
 LIMIT = 64 << 20
-"""Bytes up to which a manifest is read."""
+"""Maximum size of a manifest, bytes."""
 VERSION = 1
 _DEPTH = 64
 _INTEGER_BITS = 1024
 _LARGEST = 1 << 62
-"""Bytes up to which the size of an array can be believed."""
+"""Sizes of arrays from here on are considered damaged, bytes."""
 _BLOCKS = 1 << 20
-"""Number of blocks up to which it can."""
+"""Maximum number of blocks of an array; larger numbers are considered damaged."""
 _PLAIN = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32",
     "float64", "complex64", "complex128",
 )  # fmt: skip
-"""dtypes that zarr has, too."""
+"""dtypes that Zarr supports."""
 DTYPES: dict[str, np.dtype[Any]] = {
     **{name: np.dtype(name) for name in _PLAIN},
     **{
@@ -43,9 +43,9 @@ DTYPES: dict[str, np.dtype[Any]] = {
         if isinstance(kind, type) and issubclass(kind, np.generic)
     },
 }
-"""dtypes that a checkpoint can have, by name. Those of ml_dtypes are stored as integers of their bits."""
+"""dtypes that a checkpoint supports, by name. Those of ml_dtypes are stored as integers of their bits."""
 Keys = tuple[str | int, ...]
-"""Keys of dicts and positions in lists that lead to a part of a tree."""
+"""Path to a part of a tree: keys of dicts and positions in lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +53,15 @@ class Saved:
     """An array of a checkpoint."""
 
     keys: Keys
-    """What leads to it in the tree."""
+    """Its keys in the tree."""
     directories: tuple[str, ...]
-    """Names of the directories that lead to it, below the checkpoint's own."""
+    """Names of the directories on the path to it, below the checkpoint's directory."""
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     chunk: tuple[int, ...]
-    """Shape of the blocks it is stored in."""
+    """Shape of its stored blocks."""
     layout: tuple[str, ...] | None
-    """Its sharding specs; None of a NumPy array."""
+    """Its sharding specs; None for a NumPy array."""
 
     @property
     def name(self) -> str:
@@ -75,10 +75,10 @@ class Saved:
 
 
 def walk(tree: Any, keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:
-    """Yield the leaves of a tree with what leads to them.
+    """Yield the leaves of a tree with their keys.
 
     Raises:
-        ArgumentTypeError: It is too deep, or contains itself.
+        ArgumentTypeError: The tree is too deep, or contains itself.
     """
     if len(keys) > _DEPTH:
         raise ArgumentTypeError(f"the tree has more than {_DEPTH} levels; does it contain itself?")
@@ -96,7 +96,7 @@ def encode(tree: Any) -> tuple[dict[str, Any], list[tuple[Saved, Any]]]:
     """Return the manifest of a tree, and its arrays.
 
     Raises:
-        ArgumentTypeError: Something in it cannot be saved.
+        ArgumentTypeError: A part of it cannot be saved.
     """
     arrays: list[tuple[Saved, Any]] = []
 
@@ -136,11 +136,11 @@ def encode(tree: Any) -> tuple[dict[str, Any], list[tuple[Saved, Any]]]:
         if part is None or type(part) in (bool, int, float, str):
             return {"value": part}
         raise ArgumentTypeError(
-            f"{_named(keys)} is a {type(part).__name__}, which cannot be saved; a tree has dicts, lists, "
-            "tuples, sharded arrays, NumPy arrays, numbers, strings and None"
+            f"{_named(keys)} is a {type(part).__name__}, which cannot be saved. A tree can have dicts, "
+            "lists, tuples, sharded arrays, NumPy arrays, numbers, strings and None"
         )
 
-    for _ in walk(tree):  # is deep enough to end
+    for _ in walk(tree):  # raises if the tree is too deep for `node`
         pass
     return {"version": VERSION, "tree": node(tree, (), ())}, arrays
 
@@ -148,8 +148,8 @@ def encode(tree: Any) -> tuple[dict[str, Any], list[tuple[Saved, Any]]]:
 def _described(value: Any, keys: Keys, directories: tuple[str, ...]) -> Saved:
     if value.dtype.name not in DTYPES:
         raise ArgumentTypeError(
-            f"{_named(keys)} has dtype {value.dtype}, which cannot be saved. Convert it, or look at it as "
-            "numbers by x.view(...)"
+            f"{_named(keys)} has dtype {value.dtype}, which cannot be saved. Convert it, or view it as "
+            "numbers with x.view(...)"
         )
     sharded = isinstance(value, DTensor)
     longest = [
@@ -162,23 +162,23 @@ def _described(value: Any, keys: Keys, directories: tuple[str, ...]) -> Saved:
 
 
 def decode(text: bytes, where: str) -> Any:
-    """Return the tree of the outermost group's file, with a `Saved` for each array.
+    """Return the tree of the root group's file, with a `Saved` for each array.
 
     Raises:
-        CheckpointError: It is damaged, of a later version, or says what cannot be.
+        CheckpointError: The manifest is damaged, of a later version, or has an impossible value.
     """
     try:
         found = json.loads(text)["attributes"]["dmesh"]
         version = found["version"]
         if version != VERSION:
             raise CheckpointError(
-                f"{where} has a manifest of version {version!r:.40}; this dmesh reads version {VERSION}"
+                f"{where} has a manifest of version {version!r:.40}, but this dmesh reads version {VERSION}"
             )
         return _part(found["tree"], (), ())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, CheckpointError):
             raise
-        raise CheckpointError(f"{where} has no manifest of a checkpoint: {error!r:.300}") from error
+        raise CheckpointError(f"{where} has no valid manifest of a checkpoint: {error!r:.300}") from error
 
 
 def _part(node: Any, keys: Keys, directories: tuple[str, ...]) -> Any:
@@ -192,13 +192,13 @@ def _part(node: Any, keys: Keys, directories: tuple[str, ...]) -> Any:
             for (key, child), name in zip(what.items(), names, strict=True)
         }
     if kind in ("list", "tuple"):
-        _check(isinstance(what, list), f"a {kind} that is none", keys)
+        _check(isinstance(what, list), f"a {kind} that is not a JSON array", keys)
         made = [_part(child, (*keys, at), (*directories, str(at))) for at, child in enumerate(what)]
         return made if kind == "list" else tuple(made)
     if kind == "array":
         return _array(what, keys, directories)
     if kind == "float":
-        _check(what in ("nan", "inf", "-inf"), "a number that is none", keys)
+        _check(what in ("nan", "inf", "-inf"), "an invalid number", keys)
         return float(what)
     _check(kind == "value" and type(what) in (bool, int, float, str, type(None)), "an unknown part", keys)
     return what
@@ -208,13 +208,13 @@ def _array(what: Mapping[str, Any], keys: Keys, directories: tuple[str, ...]) ->
     shape, chunk, layout = what["shape"], what["chunk"], what["layout"]
     _check(what["dtype"] in DTYPES, f"an unknown dtype, {what['dtype']!r:.40}", keys)
     dtype = DTYPES[what["dtype"]]
-    _check(_lengths(shape, 0) and _lengths(chunk, 1) and len(shape) == len(chunk), "an unusable shape", keys)
+    _check(_lengths(shape, 0) and _lengths(chunk, 1) and len(shape) == len(chunk), "an invalid shape", keys)
     sizes = (math.prod(max(1, n) for n in lengths) * dtype.itemsize for lengths in (shape, chunk))
     blocks = math.prod(-(-n // size) for n, size in zip(shape, chunk, strict=True))
-    _check(len(shape) <= 32 and max(sizes) < _LARGEST and blocks <= _BLOCKS, "an unusable size", keys)
+    _check(len(shape) <= 32 and max(sizes) < _LARGEST and blocks <= _BLOCKS, "an invalid size", keys)
     if layout is not None:
         fits = isinstance(layout, list) and len(layout) == len(shape)
-        _check(fits and all(isinstance(name, str) for name in layout), "an unusable layout", keys)
+        _check(fits and all(isinstance(name, str) for name in layout), "an invalid layout", keys)
     return Saved(
         keys, directories, tuple(shape), dtype, tuple(chunk), None if layout is None else tuple(layout)
     )
@@ -234,7 +234,7 @@ def _named(keys: Keys) -> str:
 
 
 def _directories(keys: Sequence[str]) -> list[str]:
-    """Return a name of a directory for each key of a dict: safe, and different where case does not count."""
+    """Return a directory name for each key of a dict: safe, and unique also if case is ignored."""
     taken: set[str] = set()
     names = []
     for number, key in enumerate(keys):

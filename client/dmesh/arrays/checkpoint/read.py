@@ -34,10 +34,10 @@ def directory_of(root: Path, step: int) -> Path:
 
 
 def steps(directory: PATH) -> list[int]:
-    """Return the numbers of the steps that have been saved to a directory, in ascending order.
+    """Return the numbers of the steps saved in a directory, in ascending order.
 
     Args:
-        directory: The directory that `save` was given. There may be none yet.
+        directory: The `directory` of `save`. It need not exist.
     """
     root = Path(directory)
     found = (int(match[1]) for match in map(_STEP.fullmatch, names_in(root)) if match)
@@ -53,8 +53,8 @@ def load(
 ) -> Any:
     """Read a checkpoint onto a mesh; all clients call it together.
 
-    The mesh need not be the one it was saved from. Each client reads the blocks that its devices need, and
-    no others.
+    The mesh may differ from the one from which the arrays were saved. Each client reads only the blocks that
+    its devices need.
 
     ```python
     tree = dmesh.checkpoint.load("checkpoints", mesh=mesh)
@@ -62,20 +62,20 @@ def load(
     ```
 
     Args:
-        directory: The directory that `save` was given.
+        directory: The `directory` of `save`.
         step: Number of the step; None for the latest.
-        mesh: Mesh of the arrays for which `layouts` has none; None for the default mesh. They are cut as they
-            were when they were saved, along the dimensions that this mesh has, too.
-        layouts: A tree like the saved one with layouts in places of arrays, from which parts may be missing;
-            or a function that takes an array's name (its keys, joined by slashes), shape and dtype, and
-            returns a layout or None.
+        mesh: Mesh for the arrays that have no layout in `layouts`; None for the default mesh. They keep their
+            sharding along the dimensions of this mesh.
+        layouts: A tree like the saved one with layouts in place of arrays, which may lack parts; or a
+            function of an array's name (its keys, joined by slashes), shape and dtype that returns a layout
+            or None.
 
     Returns:
-        The tree that was saved. NumPy arrays are NumPy arrays again, unless `layouts` has a layout for them.
+        The saved tree. Saved NumPy arrays are NumPy arrays again, unless `layouts` has a layout for them.
 
     Raises:
-        CheckpointError: There is no such step, or it is damaged: the message names the file.
-        LayoutError: A layout does not fit, is for nothing that was saved, or there is no mesh.
+        CheckpointError: The step does not exist or is damaged; the message names the file.
+        LayoutError: A layout does not fit, is for an array that was not saved, or there is no mesh.
         MissingExtraError: zarr is not installed.
     """
     root, known = Path(directory), Placement(mesh, layouts)
@@ -117,7 +117,7 @@ def _found(root: Path, step: int | None) -> tuple[Path, bytes]:
     if step is None:
         there = steps(root)
         if not there:
-            raise CheckpointError(f"there is no checkpoint in {str(root)!r:.500}")
+            raise CheckpointError(f"no checkpoint in {str(root)!r:.500}")
         step = there[-1]
     place = directory_of(root, step)
     try:
@@ -125,20 +125,20 @@ def _found(root: Path, step: int | None) -> tuple[Path, bytes]:
             content = file.read(manifest.LIMIT + 1)
     except OSError as error:
         raise CheckpointError(
-            f"step {step!r:.40} of {str(root)!r:.500} cannot be read: {error}. There are steps {steps(root)}"
+            f"step {step!r:.40} of {str(root)!r:.500} cannot be read: {error}. Existing steps: {steps(root)}"
         ) from error
     if len(content) > manifest.LIMIT:
-        raise CheckpointError(f"{place / manifest.FILE} has more than {manifest.LIMIT:,} bytes")
+        raise CheckpointError(f"{place / manifest.FILE} is larger than the limit of {manifest.LIMIT:,} bytes")
     return place, content
 
 
 def _regions(saved: Saved, spec: Spec | None) -> tuple[Bounds, ...]:
-    """Return the parts of an array that this client needs."""
+    """Return the regions of an array that this client needs."""
     return (tuple((0, n) for n in saved.shape),) if spec is None else spec.regions
 
 
 def _read(root: Path, saved: Saved, regions: tuple[Bounds, ...]) -> list[NDArray[Any]]:
-    """Return parts of an array; each chunk is read once."""
+    """Return regions of an array; reads each chunk once."""
     readers: dict[zarr.Index, list[int]] = {}
     for at, region in enumerate(regions):
         for index in zarr.chunks_within(saved, region):
@@ -170,7 +170,7 @@ def _shape(region: Bounds) -> tuple[int, ...]:
 
 
 def fingerprint(content: bytes, targets: Iterable[tuple[Saved, Spec | None]]) -> str:
-    """Return a digest of what is loaded, and to where, which must be the same on all clients."""
+    """Return a digest of a load's source and targets, which must be the same on all clients."""
     digest = hashlib.sha256(content)
     for _, spec in targets:
         described = "" if spec is None else f"{spec.describe()} {spec.grid.mesh.fingerprint}"
@@ -179,10 +179,10 @@ def fingerprint(content: bytes, targets: Iterable[tuple[Saved, Spec | None]]) ->
 
 
 class Placement:
-    """Meshes and layouts that arrays are loaded to.
+    """Meshes and layouts of a load.
 
     Args:
-        mesh: Mesh of the arrays that have no layout; None for the default mesh.
+        mesh: Mesh of arrays without a layout; None for the default mesh.
         layouts: Layouts by name, as a tree or a function.
     """
 
@@ -194,15 +194,15 @@ class Placement:
             self._tree = dict(manifest.walk(layouts))
 
     def grids(self) -> list[Any]:
-        """Return the meshes that are known before there is a manifest."""
+        """Return the meshes that are known before the manifest is read."""
         meshes = [layout.mesh for layout in self._tree.values() if isinstance(layout, Layout)]
         return [grid_of(mesh) for mesh in meshes or ([] if self._mesh is None else [self._mesh])]
 
     def targets(self, arrays: Iterable[Saved]) -> list[tuple[Saved, Spec | None]]:
-        """Return where each array goes; None for a NumPy array.
+        """Return the placement of each array; None for a NumPy array.
 
         Raises:
-            LayoutError: A layout does not fit, is for none of them, or there is no mesh.
+            LayoutError: A layout does not fit, is for none of the arrays, or there is no mesh.
         """
         left, found = dict(self._tree), []
         for saved in arrays:
@@ -214,14 +214,14 @@ class Placement:
             found.append((saved, None if layout is None else _placed(saved, layout)))
         unknown = ["/".join(map(str, keys)) for keys, layout in left.items() if layout is not None]
         if unknown:
-            raise LayoutError(f"there are layouts for {', '.join(unknown)}, but no such arrays were saved")
+            raise LayoutError(f"layouts has entries for {', '.join(unknown)}, but no such arrays were saved")
         return found
 
     def _default(self, saved: Saved, specs: tuple[str, ...]) -> Layout:
         if self._mesh is None:
             raise LayoutError(
-                f"{saved.name!r:.200} is a sharded array, and needs a mesh to be loaded to: name it in mesh="
-                ", or a layout in layouts=. dmesh.create_mesh() makes a mesh of one device"
+                f"{saved.name!r:.200} is a sharded array, so loading it needs a mesh. Pass mesh=, or a "
+                "layout in layouts=; dmesh.create_mesh() makes a mesh of one device"
             )
         names = self._mesh.dim_names
         return Layout([name if name in names else UNSHARDED for name in specs], self._mesh)

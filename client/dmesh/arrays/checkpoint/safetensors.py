@@ -1,4 +1,4 @@
-"""Files in the safetensors format, read by slices: each client reads what its devices need."""
+"""Files in the safetensors format: each client reads only the slices that its devices need."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def load_safetensors(
 ) -> dict[str, DTensor]:
     """Read arrays of safetensors files onto a mesh; all clients call it together.
 
-    Each client reads the slices that its devices need, and no others.
+    Each client reads only the slices that its devices need.
 
     ```python
     def rows(name, shape, dtype):
@@ -45,16 +45,16 @@ def load_safetensors(
     ```
 
     Args:
-        files: A file, several ones, or the index of a model of several files (`.json`), which lie beside it.
-        layouts: A dict of layouts by name, from which names may be missing; or a function that takes an
-            array's name, shape and dtype, and returns a layout or None.
-        mesh: Mesh of the arrays without a layout, which are replicated there; None for the default mesh.
+        files: A file; several files; or the index (`.json`) of a model in several files, in their directory.
+        layouts: A dict of layouts by name, which may lack names; or a function of an array's name, shape and
+            dtype that returns a layout or None.
+        mesh: Mesh on which arrays without a layout are replicated; None for the default mesh.
 
     Returns:
         The arrays by name.
 
     Raises:
-        CheckpointError: A file is missing or damaged, or a name is in two of them.
+        CheckpointError: A file is missing or damaged, or two files have the same name of an array.
         LayoutError: A layout does not fit, is for none of the arrays, or there is no mesh.
     """
     known = Placement(mesh, layouts)
@@ -86,7 +86,7 @@ def load_safetensors(
 
 
 def _paths(files: PATH | Iterable[PATH]) -> list[Path]:
-    """Return the files, those of an index in place of it."""
+    """Return the files, with an index replaced by its files."""
     if not isinstance(files, Iterable) or isinstance(files, str):
         files = [files]
     found: dict[Path, None] = {}
@@ -103,12 +103,12 @@ def _of_index(path: Path) -> list[Path]:
         raise CheckpointError(f"{path} is not the index of safetensors files: {error!r:.300}") from error
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or name in ("", ".."):
-            raise CheckpointError(f"{path} names {name!r:.200}, which is not a file beside it")
+            raise CheckpointError(f"{path} names {name!r:.200}, which is not a file in the same directory")
     return [path.parent / name for name in sorted(set(names))]
 
 
 def _contents(path: Path) -> Iterator[tuple[Saved, int]]:
-    """Yield the arrays of a file, with the places where their elements begin."""
+    """Yield the arrays of a file, with the offsets of their elements."""
     try:
         with open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -126,19 +126,19 @@ def _contents(path: Path) -> Iterator[tuple[Saved, int]]:
 def _described(name: str, what: Any, start: int, size: int) -> tuple[Saved, int]:
     shape, (first, last) = tuple(what["shape"]), what["data_offsets"]
     if what["dtype"] not in _NAMES:
-        raise ValueError(f"{name!r:.200} has dtype {what['dtype']!r:.40}, which is none of NumPy's")
+        raise ValueError(f"{name!r:.200} has dtype {what['dtype']!r:.40}, which NumPy does not have")
     dtype = DTYPES[_NAMES[what["dtype"]]]
     if not all(type(n) is int and n >= 0 for n in (*shape, first, last)) or len(shape) > 32:
-        raise ValueError(f"{name!r:.200} has an unusable shape or place")
+        raise ValueError(f"{name!r:.200} has an invalid shape or data_offsets")
     if last - first != math.prod(shape) * dtype.itemsize or start + last > size:
-        raise ValueError(f"{name!r:.200} does not fit into its place")
+        raise ValueError(f"{name!r:.200} has data_offsets that do not match its shape or the file")
     return Saved((name,), (), shape, dtype, shape, (UNSHARDED,) * len(shape)), start + first
 
 
 def _parts(path: Path, offset: int, saved: Saved, regions: Iterable[Bounds]) -> Iterator[NDArray[Any]]:
-    """Yield parts of an array, of which the file's pages are read, and no others."""
+    """Yield regions of an array; only their pages of the file are read."""
     if 0 in saved.shape:
-        mapped = np.empty(saved.shape, saved.dtype)  # nothing can be mapped
+        mapped = np.empty(saved.shape, saved.dtype)  # an empty file region cannot be mapped
     else:
         mapped = np.memmap(path, np.uint8, "r", offset, (math.prod(saved.shape) * saved.dtype.itemsize,))
         mapped = mapped.view(saved.dtype).reshape(saved.shape)

@@ -1,4 +1,4 @@
-"""Saving of a checkpoint: each client writes its own blocks, and one commits them by a rename."""
+"""Saving of a checkpoint: each client writes its own blocks, and one client commits them with a rename."""
 
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ from dmesh.arrays.dtensor import DTensor, move
 from dmesh.errors import ArgumentTypeError, CheckpointError
 
 _WRITES = 4
-"""Number of blocks that a client writes at once; each needs memory for a copy."""
+"""Number of blocks that a client writes concurrently; each needs memory for a copy."""
 _SYNCS = 16
-"""Number of files that it waits for at once."""
+"""Number of files that a client syncs concurrently."""
 _DRAFT = ".saving-"
-"""Beginning of the names of directories that are being written, or have been left behind."""
+"""Prefix of the names of unfinished directories."""
 
 
 def save(directory: PATH, tree: Any, step: int | None = None) -> int:
     """Write a checkpoint of sharded arrays and other values; all clients call it together.
 
-    Each client writes its own blocks; of what several devices have alike, one of them writes it. The step
-    is there once all of it is on disk, and not at all before. Contributions that are yet to be reduced are
-    reduced first. The directory must be one that all clients see. Only one program may save to it at a time:
-    what an interrupted save has left there is removed.
+    Each client writes its own blocks; a block that several devices have is written once. The step becomes
+    visible when all of it is on disk. Unreduced contributions are reduced first. All clients must see the
+    same directory. Only one program may save to it at a time, because a save removes the remains of
+    interrupted ones.
 
     ```python
     dmesh.checkpoint.save("checkpoints", {"weights": weights, "epoch": 3}, step=3)
     ```
 
     Args:
-        directory: Where the steps are; it is made if it is not there.
+        directory: Directory of the steps; it is created if it does not exist.
         tree: Dicts, lists and tuples of sharded arrays, NumPy arrays, numbers, strings and None. All clients
-            must have the same; of NumPy arrays, one client's counts.
-        step: Number of the step; None for the one after the latest, from 1 on.
+            must pass the same tree; a NumPy array is written by one client.
+        step: Number of the step; None for the latest one plus 1, from 1 on.
 
     Returns:
         The number of the step.
 
     Raises:
-        ArgumentTypeError: Something in the tree cannot be saved; nothing was written.
-        CheckpointError: There is such a step already, the clients have different trees, or one of them, which
-            the message names, cannot write. The steps that are there stay as they are.
+        ArgumentTypeError: A part of the tree cannot be saved; nothing was written.
+        CheckpointError: The step exists, the clients' trees differ, or a client, which the message names,
+            cannot write. Existing steps are unchanged.
         MissingExtraError: zarr is not installed.
-        PeerLostError: A client has died. The steps that are there stay as they are.
+        PeerLostError: A client died. Existing steps are unchanged.
     """
     root = Path(directory)
     sharded = [leaf for _, leaf in manifest.walk(tree) if isinstance(leaf, DTensor)]
@@ -69,7 +69,7 @@ def save(directory: PATH, tree: Any, step: int | None = None) -> int:
         nonlocal content, arrays
         zarr.require()
         if step is not None and (type(step) is not int or not 0 <= step < 10**18):
-            raise ArgumentTypeError(f"step must be an integer from 0 on, got {step!r:.80}")
+            raise ArgumentTypeError(f"step must be an integer of at least 0, got {step!r:.80}")
         content, arrays = manifest.encode(tree)
         return hashlib.sha256(json.dumps([content, step]).encode()).hexdigest()
 
@@ -83,7 +83,7 @@ def save(directory: PATH, tree: Any, step: int | None = None) -> int:
     draft = root / draft_name
 
     def write() -> str:
-        # Communication comes first: a client that cannot write would miss it.
+        # Communicate before writing: a client that fails to write would miss a collective call.
         whole = [move(x, x.spec.complete()) if isinstance(x, DTensor) else x for _, x in arrays]
         blocks = [
             (saved, index, block)
@@ -115,13 +115,13 @@ def save(directory: PATH, tree: Any, step: int | None = None) -> int:
 def _prepared(
     root: Path, step: int | None, content: dict[str, Any], arrays: Iterable[Saved]
 ) -> tuple[str, str]:
-    """Make the directory of a new step, with all but the chunks; return the step and the directory's name."""
+    """Create the directory of a new step, without chunks; return the step and the directory's name."""
     root.mkdir(parents=True, exist_ok=True)
     there = steps(root)
     number = (there[-1] + 1 if there else 1) if step is None else step
     target = directory_of(root, number)
     if target.exists():
-        raise CheckpointError(f"there is a step {number} already: remove {target}, or choose another number")
+        raise CheckpointError(f"step {number} exists already: remove {target}, or choose another number")
     for left in root.glob(f"{_DRAFT}*"):
         shutil.rmtree(left)
     draft = root / f"{_DRAFT}{number}-{secrets.token_hex(4)}"
@@ -133,7 +133,7 @@ def _prepared(
 def _own_blocks(value: Any, at: int, clients: Participants) -> Iterator[tuple[zarr.Index, NDArray[Any]]]:
     """Yield the blocks of a complete array that this client writes, with their positions.
 
-    Of the devices that have a block alike, another one writes it for each next array.
+    If several devices have a block, they take turns from array to array.
     """
     if not isinstance(value, DTensor):
         if value.size and at % len(clients.ranks) == clients.index:
@@ -150,11 +150,11 @@ def _own_blocks(value: Any, at: int, clients: Participants) -> Iterator[tuple[za
 
 
 def _to_disk(files: Iterable[Path], root: Path) -> None:
-    """Wait until files, and the directories that lead to them from `root` on, are on disk."""
+    """Sync files and their parent directories up to `root` to disk."""
     paths: dict[Path, None] = {}
     for file in files:
         paths.update(dict.fromkeys((file, *file.parents[: len(file.relative_to(root).parts)])))
-    with ThreadPoolExecutor(_SYNCS) as pool:  # a file system commits them together
+    with ThreadPoolExecutor(_SYNCS) as pool:  # file systems commit concurrent syncs together
         list(pool.map(_sync, paths))
 
 

@@ -1,4 +1,4 @@
-"""Arrays of a checkpoint as zarr's third format has them: metadata, and one file for each chunk."""
+"""Arrays of a checkpoint in the Zarr v3 format: metadata, and one file for each chunk."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Index = tuple[int, ...]
 """Position of a chunk along each dimension."""
 _GROUP = {"zarr_format": 3, "node_type": "group", "attributes": {}}
 _CHECKSUM = 4
-"""Bytes of the checksum behind the elements."""
+"""Bytes of the checksum after the elements."""
 
 
 def require() -> Any:
     """Import zarr and return it.
 
     Raises:
-        MissingExtraError: It is not installed.
+        MissingExtraError: zarr is not installed.
     """
     try:
         import zarr
@@ -57,7 +57,7 @@ def metadata(saved: Saved) -> dict[str, Any]:
 
 
 def write_metadata(root: Path, arrays: Iterable[Saved], manifest: dict[str, Any]) -> list[Path]:
-    """Make the directories of arrays, and write the metadata of arrays and groups; return the files."""
+    """Create the directories of arrays, and write the metadata of arrays and groups; return the files."""
     files: dict[tuple[str, ...], dict[str, Any]] = {(): _GROUP}
     for saved in arrays:
         for depth in range(len(saved.directories)):
@@ -74,10 +74,10 @@ def write_metadata(root: Path, arrays: Iterable[Saved], manifest: dict[str, Any]
 
 
 def opened(root: Path, saved: Saved) -> Any:
-    """Return zarr's array of a saved one, whether its files are there or not."""
+    """Return the `zarr.Array` of a saved array, whether or not its files exist."""
     zarr = require()
     place = zarr.storage.StorePath(zarr.storage.LocalStore(root), "/".join(saved.directories))
-    # Without this, chunks of zeros would not be written, and could not be told from lost ones.
+    # By default zarr does not write chunks of zeros, which could not be told from lost ones.
     return zarr.Array.from_dict(place, metadata(saved)).with_config({"write_empty_chunks": True})
 
 
@@ -95,7 +95,7 @@ def chunk_region(saved: Saved, index: Index) -> Bounds:
 
 
 def chunks_within(saved: Saved, region: Bounds) -> Iterator[Index]:
-    """Yield the chunks that have elements of a region."""
+    """Yield the indices of the chunks that overlap a region."""
     if any(start >= stop for start, stop in region):
         return
     yield from itertools.product(
@@ -108,13 +108,13 @@ def chunks_within(saved: Saved, region: Bounds) -> Iterator[Index]:
 
 def write_chunk(root: Path, saved: Saved, index: Index, block: NDArray[Any]) -> Path:
     """Write a block as a chunk of an array; return its file."""
-    values = np.asarray(block, saved.dtype).view(saved.stored)  # in native byte order
+    values = np.asarray(block, saved.dtype).view(saved.stored)  # converted to native byte order
     opened(root, saved)[_slices(chunk_region(saved, index))] = values
     return chunk_file(root, saved, index)
 
 
 def check_chunk(root: Path, saved: Saved, index: Index) -> None:
-    """Raise CheckpointError if a chunk's file is not there, or has another length than it must have."""
+    """Raise CheckpointError if a chunk's file is missing or has the wrong length."""
     path = chunk_file(root, saved, index)
     expected = math.prod(saved.chunk) * saved.stored.itemsize + _CHECKSUM
     try:
@@ -132,7 +132,7 @@ def read_chunk(root: Path, saved: Saved, index: Index) -> NDArray[Any]:
     """Return the elements of a chunk.
 
     Raises:
-        CheckpointError: Its file cannot be read, or is damaged.
+        CheckpointError: The chunk's file cannot be read, or is damaged.
     """
     try:
         values = np.asarray(opened(root, saved)[_slices(chunk_region(saved, index))])
@@ -140,7 +140,7 @@ def read_chunk(root: Path, saved: Saved, index: Index) -> NDArray[Any]:
         raise CheckpointError(
             f"{chunk_file(root, saved, index)}, a block of {saved.name!r:.200}, is damaged: {error}"
         ) from error
-    check_chunk(root, saved, index)  # zarr takes a file that has gone meanwhile for zeros
+    check_chunk(root, saved, index)  # zarr returns zeros for a missing file
     return values.view(saved.dtype)
 
 

@@ -1,7 +1,7 @@
-"""From NumPy's protocols to rules: `protocol` for ufuncs, `registry` for the other functions.
+"""Dispatch of NumPy's functions: `protocol` for ufuncs, `registry` for the other functions.
 
-- `registry`: which function has which handler.
-- `operands`: what may meet in an operation, and where its operands have to be.
+- `registry`: the handler of each function.
+- `operands`: checks of operands, and their placements.
 - `ufunc`: calls of ufuncs, with a cache of plans. `reduction`: their reductions and accumulations.
-- `protocol`: NumPy's protocol for ufuncs.
+- `protocol`: `__array_ufunc__`. `threads`: kernels on several large blocks at once.
 """

@@ -1,4 +1,4 @@
-"""Operands of an operation: what may meet in one, and where they have to be."""
+"""Operands of an operation: which ones can be combined, and their placements."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ PYTHON_SCALARS = (bool, int, float, complex)
 
 
 def is_scalar(x: Any) -> bool:
-    """Return whether a value mixes with sharded arrays: a number, or a plain array without dimensions."""
+    """Return whether a value can be combined with sharded arrays: a number or a plain 0-d array."""
     return isinstance(x, (*PYTHON_SCALARS, np.generic)) or (isinstance(x, np.ndarray) and x.ndim == 0)
 
 
 def check_operand(x: Any, operation: str) -> None:
-    """Refuse what does not mix with sharded arrays.
+    """Check that an operand can be combined with sharded arrays.
 
     Raises:
-        UnshardableError: It is a plain array with dimensions, or no array at all.
+        UnshardableError: It is a plain array with dimensions, or neither an array nor a number.
     """
     if isinstance(x, DTensor) or is_scalar(x):
         return
@@ -36,9 +36,8 @@ def check_operand(x: Any, operation: str) -> None:
     if isinstance(x, (np.ndarray, list, tuple)):
         shape = np.shape(x)
         raise UnshardableError(
-            f"{name} cannot mix a sharded array with a plain one of shape {shape}, of which every client "
-            "has its own: "
-            "dmesh.copy_to_mesh(x, layout) makes a sharded array of it"
+            f"{name} cannot mix a sharded array with a plain one of shape {shape}, which may differ between "
+            "clients. Make it a sharded array with dmesh.copy_to_mesh(x, layout)"
         )
     raise UnshardableError(f"{name} cannot mix a sharded array with {type(x).__name__}: {x!r:.100}")
 
@@ -47,7 +46,7 @@ def grid_among(arrays: Iterable[DTensor], operation: str) -> Grid:
     """Return the mesh of all arrays.
 
     Raises:
-        MeshMismatchError: They lie on different meshes.
+        MeshMismatchError: The arrays are on different meshes.
     """
     first: DTensor | None = None
     for array in arrays:
@@ -56,7 +55,7 @@ def grid_among(arrays: Iterable[DTensor], operation: str) -> Grid:
         elif array.spec.grid is not first.spec.grid:
             raise MeshMismatchError(
                 f"{ledger.current_operation(operation)} got arrays on different meshes, {_mesh(first)} and "
-                f"{_mesh(array)}; dmesh.relayout does not cross meshes: x.full() and dmesh.copy_to_mesh do"
+                f"{_mesh(array)}. Bring one to the other mesh with dmesh.copy_to_mesh(x.full(), layout)"
             )
     assert first is not None
     return first.spec.grid
@@ -69,7 +68,7 @@ def _mesh(x: DTensor) -> str:
 
 
 def bring(x: DTensor, target: Spec, operation: str) -> DTensor:
-    """Return an operand where an operation needs it, if the policy allows that."""
+    """Return an operand in the placement that an operation needs, if the policy of gathers allows that."""
     if x.spec is target:
         return x
     check_gather(operation, x.spec, target)
@@ -79,7 +78,7 @@ def bring(x: DTensor, target: Spec, operation: str) -> DTensor:
 
 @lru_cache(maxsize=4096)
 def slots_for(out: Spec, operand: Spec) -> tuple[int, ...]:
-    """Return, for each slot of a result, the slot of an operand that lies on the same device."""
+    """Return, for each slot of a result, the slot of an operand on the same device."""
     return tuple(operand.slot_of[device] for device in out.devices)
 
 
@@ -90,7 +89,7 @@ def blocks_for(out: Spec, x: DTensor) -> list[Any]:
 
 
 def aligned(shape: Sequence[int], out: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
-    """Return the mesh axes of an operand that is broadcast to the shape of a result with some mesh axes."""
+    """Return the mesh axes of an operand that is broadcast to a result with the given mesh axes."""
     skip = len(out) - len(shape)
     return tuple(
         axes[skip + dim] if n == out[skip + dim] or axes[skip + dim] == WHOLE else WHOLE
@@ -100,9 +99,9 @@ def aligned(shape: Sequence[int], out: Sequence[int], axes: Sequence[int]) -> tu
 
 @lru_cache(maxsize=4096)
 def choose_axes(specs: tuple[Spec, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the mesh axes of an elementwise result: those that make the operands move the fewest bytes.
+    """Return the mesh axes of an elementwise result for which the operands move the fewest bytes.
 
-    Each operand's own sharding is tried, completed by the others'; ties go to the first operand.
+    Candidates are the shardings of the operands, each completed by the others'. The first operand wins ties.
     """
     candidates: dict[tuple[int, ...], None] = {}
     for first in specs:
@@ -125,9 +124,9 @@ def choose_axes(specs: tuple[Spec, ...], shape: tuple[int, ...]) -> tuple[int, .
 
 
 def free_axes(spec: Spec, dims: Iterable[int]) -> Spec:
-    """Return a placement in which some dimensions are whole on each device, with as many shards if possible.
+    """Return a placement in which some dimensions are unsharded, with the same number of shards if possible.
 
-    Their mesh axes cut other dimensions instead, the longest ones first, which moves blocks and gathers none.
+    Their mesh axes shard other dimensions instead, longest first. That moves blocks without gathering any.
     """
     taken = {dim % spec.ndim for dim in dims}
     axes = list(spec.axes)

@@ -1,4 +1,4 @@
-"""NumPy's ufunc protocol: which method of a ufunc goes where, with a short way for calls of known plans."""
+"""NumPy's ufunc protocol: dispatch of a ufunc's methods, with a fast path for calls with a cached plan."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from dmesh.arrays.dtensor import DTensor, read
 from dmesh.errors import UnshardableError
 
 _POWERS = {1: np.positive, -1: np.reciprocal, 0.5: np.sqrt, 2: np.square}
-"""Functions that NumPy calls for powers of floats and complex numbers by Python numbers."""
+"""Ufuncs that NumPy calls for some powers of floats and complex numbers."""
 GENERALIZED: dict[np.ufunc, Callable[..., Any]] = {}
-"""Handlers of the ufuncs that work on whole vectors or matrices; entered by `ops`."""
+"""Handlers of generalized ufuncs (of vectors or matrices), registered by `ops`."""
 
 
 @hook("binary")
 def binary(ufunc: np.ufunc, a: Any, b: Any) -> Any:
-    """Call a ufunc of two operands, of which at least one is a sharded array."""
+    """Call a ufunc of two operands, at least one of which is a sharded array."""
     if type(a) is DTensor:
         if type(b) is DTensor:
             plan = PLANS.get((ufunc, a._spec, b._spec))
@@ -43,7 +43,7 @@ def binary(ufunc: np.ufunc, a: Any, b: Any) -> Any:
 
 @hook("power")
 def power(ufunc: np.ufunc, a: DTensor, b: Any) -> Any:
-    """Raise an array to a power; for some Python numbers NumPy has functions of their own."""
+    """Raise an array to a power. Like NumPy, use special ufuncs for some exponents."""
     found = None
     kinds = "fc"
     if type(b) is int and b == 2:
@@ -57,7 +57,7 @@ def power(ufunc: np.ufunc, a: DTensor, b: Any) -> Any:
 
 @hook("ufunc")
 def call(ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Carry out what NumPy's ufunc protocol asks for."""
+    """Implement `__array_ufunc__`."""
     if method == "__call__" and not kwargs:
         plan = PLANS.get(key_of(ufunc, inputs))
         if plan is not None and plan.slots is not None:
@@ -78,9 +78,8 @@ def call(ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs: dict[str
         if method == "outer":
             return _outer(ufunc, inputs, kwargs)
     raise UnshardableError(
-        f"np.{ufunc.__name__}.{method} is refused on sharded arrays: it reads and writes elements by "
-        "index, one after "
-        "the other. Use a reduction, or dmesh.shard_map on the blocks"
+        f"np.{ufunc.__name__}.{method} is not supported on sharded arrays, because it accesses single "
+        "elements by index. Use a reduction, or dmesh.shard_map on the blocks"
     )
 
 
@@ -88,7 +87,7 @@ def _generalized(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any
     handler = GENERALIZED.get(ufunc)
     if handler is None:
         raise UnshardableError(
-            f"np.{ufunc.__name__} is not built for sharded arrays; docs/coverage.md lists what is"
+            f"np.{ufunc.__name__} is not supported on sharded arrays. docs/coverage.md lists what is"
         )
     out = kwargs.pop("out", None)
     result = handler(*inputs, **kwargs)

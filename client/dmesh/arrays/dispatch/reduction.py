@@ -1,4 +1,4 @@
-"""Reductions and accumulations of ufuncs: over dimensions that are cut, they leave contributions."""
+"""Reductions and accumulations of ufuncs. Over sharded dimensions, reductions leave contributions."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from dmesh.arrays.transfer.plan import FOLDS
 from dmesh.errors import UnshardableError
 
 REDUCTIONS: dict[np.ufunc, str] = {fold: op for op, fold in FOLDS.items()}
-"""Name of the contributions that a reduction over a cut dimension leaves."""
+"""Reduction of the contributions that each ufunc leaves."""
 NO_VALUE: Any = np._NoValue
-"""What NumPy's functions pass for an argument that was not given."""
+"""Value that NumPy's functions pass for a missing argument."""
 
 
 _ADDED_IN = {np.dtype(kind): np.dtype(wide) for kind, wide in (("f2", "f4"), ("f4", "f4"), ("f8", "f8"))}
@@ -98,9 +98,9 @@ def reduce(
     initial: Any = NO_VALUE,
     where: Any = NO_VALUE,
 ) -> Any:
-    """Reduce dimensions; over those that are cut, the result is left as contributions.
+    """Reduce dimensions; sharded ones leave unreduced contributions.
 
-    Arguments are those of NumPy's functions, which pass `NO_VALUE` for what was not given.
+    Arguments are those of NumPy's functions, which pass `NO_VALUE` for missing ones.
     """
     name = ufunc.__name__
     target = out[0] if isinstance(out, tuple) else out
@@ -118,7 +118,7 @@ def reduce(
 
 
 def _identity(ufunc: np.ufunc, dtype: np.dtype[Any]) -> Any:
-    """Return what does not change a reduction, for blocks without elements."""
+    """Return the identity of a reduction, for empty blocks."""
     if ufunc in (np.fmin, np.fmax) and dtype.kind in "fc":
         return dtype.type(np.nan)
     low = ufunc in (np.maximum, np.fmax)
@@ -148,7 +148,7 @@ def _reduce(
     if known is not None and x._shards is not None:
         made = [reduce_block(ufunc, block, dims, dtype, keepdims) for block in x._shards]
         return DTensor(known[0], tuple(map(np.asarray, made)) if known[1] else tuple(made))
-    # NumPy itself says what the dtype is, and refuses what it does not reduce.
+    # NumPy determines the dtype, and refuses unsupported reductions.
     probe = np.ones((1,) * max(len(dims), 1), x.dtype)
     result_dtype = ufunc.reduce(probe, axis=tuple(range(len(dims))) if dims else (), dtype=dtype).dtype
     empty = any(x.shape[dim] == 0 for dim in dims)
@@ -219,8 +219,8 @@ def _reduce(
 def accumulate(ufunc: np.ufunc, array: Any, axis: int = 0, dtype: Any = None, out: Any = None) -> Any:
     """Accumulate along a dimension.
 
-    A dimension that is cut is accumulated block by block, and each block is combined with the total of those
-    before it: no element moves.
+    Along a sharded dimension, each block is accumulated, then combined with the total of the blocks before
+    it. Only the totals move.
     """
     target = out[0] if isinstance(out, tuple) else out
     if not isinstance(array, DTensor):

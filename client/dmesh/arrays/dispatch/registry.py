@@ -1,6 +1,6 @@
-"""Registry of the operations that sharded arrays have, by NumPy's function.
+"""Registry of the handlers of NumPy's functions for sharded arrays.
 
-`DTensor` looks operations up here, and the modules of `ops` enter theirs, so that neither imports the other.
+The modules of `ops` register handlers and `DTensor` looks them up, so that neither imports the other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Handler = Callable[..., Any]
 F = TypeVar("F", bound=Handler)
 
 FUNCTIONS: dict[Callable[..., Any], Handler] = {}
-"""Handler of each of NumPy's functions that take sharded arrays."""
+"""Handler of each supported NumPy function."""
 _OBJECTS = "its arguments or results are Python objects, files or text"
 REFUSED: dict[str, str] = {
     "array2string": "it would gather the array: repr(x) shows this client's blocks",
@@ -35,11 +35,11 @@ REFUSED: dict[str, str] = {
     "apply_over_axes": "it calls Python for each dimension: call the function yourself",
     "piecewise": "it takes Python functions: np.where",
 }
-"""Why a function of NumPy's is refused, by its name; `docs/coverage.md` lists them."""
+"""Why a NumPy function is refused, by name; `docs/coverage.md` lists them."""
 NOTES: dict[Callable[..., Any], str] = {}
-"""How a function is carried out, for `docs/coverage.md`."""
+"""Implementation of each function in a few words, for `docs/coverage.md`."""
 HOOKS: dict[str, Handler] = {}
-"""Operations of `DTensor` that are not NumPy's: `ufunc`, `getitem`, `setitem`, `relayout` and others."""
+"""Operations of `DTensor` other than NumPy's functions: `ufunc`, `getitem`, `relayout` and others."""
 
 
 _CREATES = "like= is refused: dmesh.zeros and its relatives make sharded arrays, by layout="
@@ -55,7 +55,7 @@ REFUSED |= dict.fromkeys(
 
 @cache
 def name_of(function: Callable[..., Any]) -> str:
-    """Return a function's name below `numpy`, as programs write it."""
+    """Return a function's name within `numpy`, such as `linalg.norm`."""
     module = function.__module__.removeprefix("numpy").lstrip(".").replace("lib.scimath", "emath")
     return f"{module}.{function.__name__}" if module else function.__name__
 
@@ -63,10 +63,10 @@ def name_of(function: Callable[..., Any]) -> str:
 def refuse(func: Callable[..., Any]) -> NoReturn:
     """Raise `UnshardableError` for a function that has no handler, with the reason."""
     name = name_of(func)
-    reason = REFUSED.get(name, "not built for sharded arrays")
+    reason = REFUSED.get(name, "not implemented for sharded arrays")
     raise UnshardableError(
-        f"np.{name} is refused: {reason}. dmesh.shard_map runs a NumPy function on the blocks; x.full() "
-        "is the whole array. docs/coverage.md lists what there is"
+        f"np.{name} is refused on sharded arrays: {reason}. Use dmesh.shard_map to run it on the blocks, or "
+        "x.full() for the whole array. docs/coverage.md lists the supported functions"
     )
 
 

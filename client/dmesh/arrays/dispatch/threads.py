@@ -1,4 +1,4 @@
-"""Threads for the devices of one client: an operation's kernel on several large blocks at once."""
+"""Threads for the devices of one client: an operation's kernel on several large blocks concurrently."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from dmesh.arrays.grid import Grid
 
 LARGE = 1 << 20
-"""Bytes of a block from which a thread costs less than it saves."""
+"""Bytes of a block from which a thread saves more time than it costs."""
 
 
 _blas_threads = os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS", "")
@@ -46,7 +46,7 @@ def each(
         return [kernel(*row) for row in rows]
     results: list[Any] = [None] * len(rows)
     errors: dict[int, BaseException] = {}
-    numbers = count()  # next() on it is atomic, so that each row has one thread, and rows begin in order
+    numbers = count()  # next() is atomic, so one thread takes each row, and rows begin in order
 
     def work() -> None:
         while not errors and (at := next(numbers)) < len(rows):
@@ -58,7 +58,7 @@ def each(
     helpers = [_pool().submit(copy_context().run, work) for _ in range(threads - 1)]
     work()
     for helper in helpers:
-        if not helper.cancel():  # busy threads of another operation are not waited for
+        if not helper.cancel():  # a task that no thread has started, because all are busy, is dropped
             helper.result()
     if errors:
         raise errors[min(errors)]

@@ -1,7 +1,7 @@
-"""Ufuncs on sharded arrays: calls, reductions, accumulations and outer products.
+"""Calls of ufuncs on sharded arrays, and outer products.
 
-A call's plan is found by the ufunc and the placements of its operands. If all of them lie alike, which is the
-usual case, the plan is the ufunc itself on each block.
+The plan of a call is looked up by the ufunc and the placements of its operands. If all operands have the same
+placement, the usual case, the plan is to call the ufunc on each block.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Plan(NamedTuple):
     """Plan of an elementwise call."""
 
     operands: tuple[Spec | None, ...]
-    """Where each operand has to be; None for a scalar."""
+    """Required placement of each operand; None for a scalar."""
     out: tuple[Spec, ...]
     direct: bool
-    """True if no operand moves, all have the same slots as the result, and no memory is worth to be kept."""
+    """True if no operand moves, all have the slots of the result, and the blocks are small."""
     slots: tuple[tuple[int, ...] | None, ...] | None
-    """For each operand its slot for each slot of the result, if none of them moves; None if one does."""
+    """For each operand, its slot for each slot of the result; None if an operand moves."""
     scalar: bool
-    """True if the blocks have no dimensions, for which NumPy returns scalars."""
+    """True if the blocks have no dimensions, so that NumPy returns scalars."""
 
 
 PLANS: dict[tuple[Any, ...], Plan] = {}
@@ -106,7 +106,7 @@ def _signature(x: Any) -> Any:
 def result_dtypes(
     ufunc: np.ufunc, inputs: Sequence[Any], options: dict[str, Any], outs: Sequence[Any] = ()
 ) -> tuple[np.dtype[Any], ...]:
-    """Return the dtypes of a call's results, before anything moves."""
+    """Return the dtypes of a call's results without running it."""
     targets = tuple(outs) if outs else (None,) * ufunc.nout
     given = tuple(_signature(x) for x in inputs)
     chosen = {key: value for key, value in options.items() if key in ("casting", "signature")}
@@ -176,12 +176,12 @@ def _named(outs: Sequence[Any]) -> bool:
 
 
 def _completed(x: Any) -> Any:
-    """Return an array of the same placement without contributions, to plan with."""
+    """Return an array without elements in the complete placement, for planning."""
     return DTensor(x.spec.complete(), None) if isinstance(x, DTensor) else x
 
 
 def _kept_partial(ufunc: np.ufunc, inputs: Sequence[Any], dtype: np.dtype[Any]) -> tuple[int, ...]:
-    """Return the mesh axes along which a result is a sum of contributions, because its operand is one."""
+    """Return the mesh axes along which the result keeps the contributions of its operands."""
     partial = [x for x in inputs if isinstance(x, DTensor) and x.spec.partial]
     if (
         not partial
@@ -218,7 +218,7 @@ def _is_linear(ufunc: np.ufunc, inputs: Sequence[Any], dtype: np.dtype[Any]) -> 
 
 
 def key_of(ufunc: np.ufunc, inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """Return what a call's plan depends on."""
+    """Return the cache key of a call's plan."""
     found: list[Any] = [ufunc]
     for x in inputs:
         kind = type(x)
@@ -229,12 +229,12 @@ def key_of(ufunc: np.ufunc, inputs: Sequence[Any]) -> tuple[Any, ...]:
         elif isinstance(x, np.generic) or (kind is np.ndarray and x.ndim == 0):
             found.append(x.dtype)
         else:
-            found.append(None)  # which is refused
+            found.append(None)  # refused later
     return tuple(found)
 
 
 def still(ufunc: np.ufunc, plan: Plan, inputs: Sequence[Any]) -> tuple[DTensor, ...] | None:
-    """Carry out a call for which nothing moves; None if one of its arrays only plans."""
+    """Carry out a call without moves; return None if one of its arrays has no elements."""
     assert plan.slots is not None
     columns = []
     count = len(plan.out[0].slots)
@@ -291,11 +291,11 @@ def run_local(
     *,
     blas: bool = False,
 ) -> tuple[DTensor, ...]:
-    """Bring operands to where a kernel needs them, and call it for each slot of the results.
+    """Move operands to the placements that a kernel needs, and call it for each slot of the results.
 
     Args:
-        name: Of the operation.
-        kernel: Takes the operands' blocks, and scalars as they are; returns the results' blocks.
+        name: Name of the operation.
+        kernel: Function of the operands' blocks, and of scalars; returns the results' blocks.
         inputs: The operands.
         operands: Where they have to be; None for scalars.
         out: Placements of the results, which have the same slots.
@@ -323,11 +323,11 @@ def run_local(
 def _call_where(
     ufunc: np.ufunc, inputs: Sequence[Any], where: Any, outs: Sequence[Any], options: dict[str, Any]
 ) -> tuple[DTensor, ...]:
-    """Call a ufunc where a mask is true; elsewhere the result is `out`, or zero."""
+    """Call a ufunc where a mask is true; elsewhere the result is `out`, or zero without `out`."""
     if np.asarray(where).dtype != np.bool_ if not isinstance(where, DTensor) else where.dtype != np.bool_:
         raise TypeError("where= must be an array of booleans")
     if ufunc.nout != 1:
-        raise UnshardableError(f"where= of np.{ufunc.__name__}, which has several results, is not built")
+        raise UnshardableError(f"where= is not supported for np.{ufunc.__name__}, which has several results")
     (target,) = outs
     dtype = result_dtypes(ufunc, inputs, options, [None if target is None else target.dtype])[0]
     arrays = [x for x in (*inputs, where, target) if isinstance(x, DTensor)]
@@ -357,15 +357,15 @@ def _call_where(
 
 
 def can_cast(source: Any, target: np.dtype[Any], casting: Any) -> bool:
-    """Return whether a casting rule allows to cast one dtype to another."""
+    """Return whether a casting rule allows casting one dtype to another."""
     return bool(np.can_cast(source, target, casting=casting))
 
 
 def check_out(target: Any, name: str) -> None:
-    """Refuse a plain array that is to take a result."""
+    """Raise UnshardableError if `out=` is a plain array."""
     if not isinstance(target, DTensor):
         raise UnshardableError(
-            f"out= of np.{name} on sharded arrays must be one, too, not {type(target).__name__}"
+            f"out= of np.{name} must be a sharded array if an operand is one, got {type(target).__name__}"
         )
 
 
@@ -377,7 +377,7 @@ def _refuse_shape(target: DTensor, shape: tuple[int, ...]) -> NoReturn:
 
 
 def store(result: DTensor, target: DTensor, casting: str) -> DTensor:
-    """Make an array take the value of a result, in its own layout and dtype."""
+    """Assign a result to an array, in the array's layout and dtype."""
     if result.shape != target.shape:
         _refuse_shape(target, np.broadcast_shapes(result.shape, target.shape))
     if result.dtype != target.dtype:

@@ -1,1 +1,1 @@
-"""NumPy's functions for sharded arrays, one module a family; each enters its functions into the registry."""
+"""NumPy's functions for sharded arrays, one module per family; each registers its functions."""

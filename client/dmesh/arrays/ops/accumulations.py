@@ -1,4 +1,4 @@
-"""Accumulations along a dimension, and places of extremes; dimensions that are cut stay so."""
+"""Accumulations (`cumsum`, ...), `argmin` and `argmax`, without gathering sharded dimensions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _flat(a: DTensor, axis: Any) -> tuple[DTensor, int]:
 
 @implements(np.cumsum)
 def cumsum(a: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
-    """Return the sums up to each element."""
+    """Return the cumulative sums."""
     x, dim = _flat(a, axis)
     return accumulate(
         np.add, x, dim, np.add.reduce(np.ones(1, a.dtype)).dtype if dtype is None else dtype, out
@@ -36,7 +36,7 @@ def cumsum(a: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
 
 @implements(np.cumprod)
 def cumprod(a: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
-    """Return the products up to each element."""
+    """Return the cumulative products."""
     x, dim = _flat(a, axis)
     kind = np.multiply.reduce(np.ones(1, a.dtype)).dtype if dtype is None else dtype
     return accumulate(np.multiply, x, dim, kind, out)
@@ -44,13 +44,13 @@ def cumprod(a: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any
 
 @implements(np.nancumsum)
 def nancumsum(a: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
-    """Return the sums up to each element, NaN counting as 0."""
+    """Return the cumulative sums, with NaN as 0."""
     return cumsum(replaced(a, 0.0), axis, dtype, out)
 
 
 @implements(np.nancumprod)
 def nancumprod(a: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
-    """Return the products up to each element, NaN counting as 1."""
+    """Return the cumulative products, with NaN as 1."""
     return cumprod(replaced(a, 1.0), axis, dtype, out)
 
 
@@ -78,7 +78,7 @@ implements(getattr(np, "cumulative_sum", None))(_cumulative(cumsum, 0))
 implements(getattr(np, "cumulative_prod", None))(_cumulative(cumprod, 1))
 
 
-# Places of extremes -----------------------------------------------------------------------------------------
+# argmin and argmax ------------------------------------------------------------------------------------------
 
 
 def _arg_extreme(find: Any, name: str) -> Callable[..., Any]:
@@ -104,7 +104,7 @@ def _arg_extreme(find: Any, name: str) -> Callable[..., Any]:
 
 
 def _places(find: Any, x: DTensor, dim: int, name: str) -> DTensor:
-    """Return where the first extreme lies along a dimension: each block's own, then the best of these."""
+    """Return the index of the first extreme along a dimension: of each block, then the best of them."""
     if x.shape[dim] == 0:
         raise ValueError(f"attempt to get {name} of an empty sequence")
     spec = x.spec.complete()
@@ -118,7 +118,7 @@ def _places(find: Any, x: DTensor, dim: int, name: str) -> DTensor:
         )
         (result,) = run_local(name, lambda b: find(b, axis=dim), [x], [spec], (target,))
         return result
-    # One candidate from each block: its value, and its index in the whole dimension.
+    # One candidate of each block: its value, and its index in the whole dimension.
     length = spec.grid.sizes[cut]
     shape = (*spec.shape[:dim], length, *spec.shape[dim + 1 :])
     values, places = (

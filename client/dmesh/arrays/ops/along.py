@@ -1,7 +1,7 @@
-"""Operations that need some dimensions whole on each device.
+"""Operations along dimensions that must be unsharded.
 
-Their mesh axes come to cut other dimensions for that, which moves blocks and gathers none. Where there is no
-other dimension, the array has to be gathered, and the policy of implicit gathers decides.
+The mesh axes of these dimensions shard other dimensions instead, which moves blocks without gathering any. If
+there is no other dimension, the array must be gathered, subject to the policy of implicit gathers.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ def _shape_of(
 
 
 def along(name: str, x: DTensor, dims: Sequence[int], kernel: Callable[..., Any]) -> tuple[DTensor, ...]:
-    """Call a kernel that works on some dimensions as a whole, and keeps the others and their places.
+    """Call a kernel that needs some dimensions whole, and keeps the others and their positions.
 
-    What the results look like is found out with an array of ones, of length 1 along the other dimensions.
+    A call with an array of ones, of length 1 along the other dimensions, tells shape and dtype of the
+    results.
     """
     chosen = tuple(sorted(d % x.ndim for d in dims))
     spec = free_axes(x.spec, chosen)
@@ -55,7 +56,7 @@ def along(name: str, x: DTensor, dims: Sequence[int], kernel: Callable[..., Any]
     def work(block: Any) -> Any:
         if block.size or not all(block.shape[d] for d in chosen):
             return _arrays(kernel(block))
-        # Not all functions of NumPy take a stack of nothing.
+        # Some NumPy functions do not accept an empty stack.
         made = [
             np.empty(
                 [n if d in chosen else m for d, (n, m) in enumerate(zip(t.shape, block.shape, strict=True))],
@@ -73,14 +74,14 @@ def _arrays(made: Any) -> Any:
 
 
 def flattened(a: DTensor, axis: Any) -> tuple[DTensor, int]:
-    """Return an array and one of its dimensions; without an axis, its elements in one dimension."""
+    """Return an array and one of its dimensions; without an axis, the flattened array."""
     if axis is None:
         return reshape(a, (a.size,)), 0
     return a, normalized_axes(axis, a.ndim)[0]
 
 
 def check_plain(name: str, *values: Any) -> None:
-    """Refuse sharded arrays as further arguments."""
+    """Raise UnshardableError if another argument is a sharded array."""
     if any(isinstance(value, DTensor) for value in values):
         raise UnshardableError(f"{name} takes sharded arrays as its first argument only")
 
@@ -89,13 +90,13 @@ def check_plain(name: str, *values: Any) -> None:
 def kernel_of(
     function: Any, dim: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]
 ) -> Callable[..., Any]:
-    """Return a kernel: a function of NumPy's along some dimensions, the same object for equal arguments."""
+    """Return a kernel: a NumPy function along some dimensions; the same object for equal arguments."""
     options = dict(kwargs)
     return lambda block: function(block, *args, axis=dim, **options)
 
 
 def _edge(value: Any, a: DTensor, dim: int) -> DTensor:
-    """Return what `np.diff` takes before the first element, or after the last one, in the array's layout."""
+    """Return the `prepend` or `append` argument of `np.diff` in the array's layout."""
     check_operand(value, "np.diff")
     if not isinstance(value, DTensor):
         number = np.asarray(value)
@@ -108,7 +109,7 @@ def _edge(value: Any, a: DTensor, dim: int) -> DTensor:
 
 @implements(np.diff)
 def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Any:
-    """Return the differences of neighbors."""
+    """Return the differences between neighbors."""
     if n < 0:
         raise ValueError(f"order must be non-negative but got {n}")
     if n == 0:
@@ -128,7 +129,7 @@ def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = 
 
 @implements(np.ediff1d)
 def ediff1d(ary: Any, to_end: Any = None, to_begin: Any = None) -> Any:
-    """Return the differences of neighbors, in one dimension."""
+    """Return the differences between neighbors of the flattened array."""
     if to_end is not None or to_begin is not None:
         raise UnshardableError("to_end= and to_begin= of np.ediff1d are not built: np.concatenate does so")
     if ary.dtype == np.bool_:
@@ -155,7 +156,7 @@ def take_along_axis(arr: Any, indices: Any, axis: Any = -1) -> Any:
     full = tuple(indices.shape[dim] if d == dim else n for d, n in enumerate(shape))
     if x.shape[:dim] + x.shape[dim + 1 :] != full[:dim] + full[dim + 1 :]:
         raise UnshardableError(
-            "np.take_along_axis of sharded arrays does not broadcast the array; np.broadcast_to does"
+            "np.take_along_axis does not broadcast a sharded array. Call np.broadcast_to first"
         )
     placed = indices.spec.complete().replace(
         axes=[
@@ -172,7 +173,7 @@ def take_along_axis(arr: Any, indices: Any, axis: Any = -1) -> Any:
 
 @implements(np.unwrap, note="whole dimension")
 def unwrap(p: Any, discont: Any = None, axis: int = -1, *, period: float = 2 * np.pi) -> Any:
-    """Return angles without jumps."""
+    """Return angles without jumps of more than half a period."""
     (dim,) = normalized_axes(axis, p.ndim)
     (result,) = along(
         "np.unwrap", p, [dim], kernel_of(np.unwrap, dim, (), (("discont", discont), ("period", period)))
@@ -182,9 +183,9 @@ def unwrap(p: Any, discont: Any = None, axis: int = -1, *, period: float = 2 * n
 
 @implements(np.trapezoid if hasattr(np, "trapezoid") else None)
 def trapezoid(y: Any, x: Any = None, dx: float = 1.0, axis: int = -1) -> Any:
-    """Return the integral by the trapezoidal rule, over equal distances."""
+    """Return the integral by the trapezoidal rule, for evenly spaced points."""
     if x is not None:
-        raise UnshardableError("x= of np.trapezoid is not built for sharded arrays: pass dx=")
+        raise UnshardableError("x= of np.trapezoid is not implemented for sharded arrays. Pass dx=")
     (dim,) = normalized_axes(axis, y.ndim)
     lead = (slice(None),) * dim
     return np.sum(dx * (y[(*lead, slice(1, None))] + y[(*lead, slice(None, -1))]) / 2.0, axis=dim)

@@ -1,4 +1,4 @@
-"""Functions that are made of others: cross products, gradients, grids, polynomials, flat indices."""
+"""Functions composed of others: cross products, gradients, grids, polynomials, flat indices."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def linalg_cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
 
 @implements(np.gradient)
 def gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: int = 1) -> Any:
-    """Return the slopes along dimensions, of points at equal distances."""
+    """Return the gradient along dimensions, for evenly spaced points."""
     dims = normalized_axes(axis, f.ndim)
     if any(np.ndim(one) for one in varargs):
         raise UnshardableError("np.gradient of sharded arrays takes distances as numbers")
@@ -129,7 +129,7 @@ def polyfit(
 
 @implements(np.polyval)
 def polyval(p: Any, x: Any) -> Any:
-    """Return the values of a polynomial, whose coefficients are plain numbers."""
+    """Return the values of a polynomial with plain numbers as coefficients."""
     if isinstance(p, DTensor) or not isinstance(x, DTensor):
         raise UnshardableError("np.polyval takes plain coefficients and sharded points")
     result: Any = x * 0
@@ -140,7 +140,7 @@ def polyval(p: Any, x: Any) -> Any:
 
 @implements(np.put_along_axis, note="whole dimension")
 def put_along_axis(arr: Any, indices: Any, values: Any, axis: Any) -> None:
-    """Write elements by their indices along a dimension, of which there is one list for each line."""
+    """Write elements by their indices along a dimension, one list of indices for each line."""
     for x in (arr, indices, values):
         check_operand(x, "np.put_along_axis")
     if axis is None or not isinstance(arr, DTensor) or not isinstance(indices, DTensor):
@@ -227,13 +227,13 @@ def fill_diagonal(a: Any, val: Any, wrap: bool = False) -> None:
 
 
 def _complete(a: DTensor) -> DTensor:
-    """Return an array itself, once its contributions are reduced."""
+    """Return an array after its contributions are reduced."""
     return a if not a.spec.partial else store(a, a, "no")
 
 
 @implements(np.resize)
 def resize(a: Any, new_shape: Any) -> Any:
-    """Return an array of another size, which repeats the elements as often as needed."""
+    """Return an array of another size, with the elements repeated as often as needed."""
     shape = (new_shape,) if isinstance(new_shape, (int, np.integer)) else tuple(new_shape)
     n = math.prod(shape)
     if any(length < 0 for length in shape):
@@ -270,7 +270,7 @@ def ravel_multi_index(multi_index: Any, dims: Any, mode: Any = "raise", order: s
 
 @implements(np.unravel_index)
 def unravel_index(indices: Any, shape: Any, order: str = "C") -> Any:
-    """Return the places that flat indices stand for, dimension by dimension."""
+    """Convert flat indices to indices along each dimension."""
     if order != "C":
         raise UnshardableError("np.unravel_index of sharded arrays takes order='C' only")
     if indices.dtype.kind not in "biu":

@@ -1,8 +1,8 @@
 """Products: matmul, dot and their relatives, as contractions of labeled dimensions.
 
-Each mesh axis cuts at most one label. A label that is summed and cut leaves a partial sum. The smaller
-operand may be gathered for that: of all ways, the one that moves the fewest bytes is taken, the reduction of
-the result included.
+Each mesh axis shards at most one label. Summing over a sharded label leaves a partial sum. Of all shardings,
+the one that moves the fewest bytes is chosen, including the reduction of the result; it may gather the
+smaller operand.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Labels = tuple[Any, ...]
 def assign(
     a: Spec, b: Spec, left: Labels, right: Labels, out: Labels, dtype: np.dtype[Any]
 ) -> tuple[tuple[int, Any], ...]:
-    """Return the label that each mesh axis cuts: the cheapest choice among those of the operands."""
+    """Return the label that each mesh axis shards: the cheapest choice among those of the operands."""
     grid = a.grid
     options: list[list[Any]] = []
     for axis in range(len(grid.sizes)):
@@ -74,12 +74,12 @@ def contract(
     name: str, kernel: Callable[[Any, Any], Any], a: DTensor, b: DTensor, left: Labels, right: Labels,
     out: Labels, dtype: np.dtype[Any],
 ) -> DTensor:  # fmt: skip
-    """Return the product of two arrays, summed over the labels that the result does not have."""
+    """Return the product of two arrays, summed over the labels that are not in the result."""
     for label, n in zip(right, b.shape, strict=True):
         if label in left and a.shape[left.index(label)] != n:
             raise ValueError(
-                f"{name}: shapes {a.shape} and {b.shape} do not fit: {a.shape[left.index(label)]} and "
-                f"{n} are summed "
+                f"{name}: shapes {a.shape} and {b.shape} do not match: lengths {a.shape[left.index(label)]} "
+                f"and {n} are summed "
                 "together"
             )
     op = "any" if dtype.kind == "b" else "sum"
@@ -104,7 +104,7 @@ def contract(
 
 
 def check_arrays(name: str, *operands: Any) -> None:
-    """Refuse operands that do not mix."""
+    """Raise an error for operands that cannot be combined."""
     for x in operands:
         check_operand(x, name)
     grid_among([x for x in operands if isinstance(x, DTensor)], name)
@@ -123,7 +123,7 @@ def matmul(a: Any, b: Any, /, **kwargs: Any) -> DTensor:
     batch = tuple(f"b{i}" for i in range(lead))
     left = (*batch[lead - max(a.ndim - 2, 0) :], "i", "k") if a.ndim > 1 else ("k",)
     right = (*batch[lead - max(b.ndim - 2, 0) :], "k", "j") if b.ndim > 1 else ("k",)
-    # Batch dimensions of length 1 are broadcast: they have labels of their own, and are never cut.
+    # Batch dimensions of length 1 are broadcast. They have their own labels, and are never sharded.
     shapes = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     left = _own_ones(left, a.shape, batch, shapes, "a")
     right = _own_ones(right, b.shape, batch, shapes, "b")
@@ -158,7 +158,7 @@ def _own_ones(labels: Labels, shape: Sequence[int], batch: Labels, full: Sequenc
 
 
 def _whole_ones(x: DTensor, labels: Labels) -> DTensor:
-    """Return an operand that is whole along the dimensions of length 1 that are broadcast."""
+    """Return an operand that is unsharded along its broadcast dimensions of length 1."""
     spec = x.spec
     ones = [
         d for d, label in enumerate(labels) if label[1:2] == "1" and len(label) > 2 and spec.axes[d] != WHOLE
@@ -226,7 +226,7 @@ def inner(a: Any, b: Any, /) -> Any:
 
 @implements(np.vdot)
 def vdot(a: Any, b: Any, /) -> Any:
-    """Return the dot product of two arrays as vectors, the first one conjugated."""
+    """Return the dot product of two flattened arrays, the first one conjugated."""
     check_arrays("np.vdot", a, b)
     x = mappings.reshape(elementwise(np.conjugate, (a,), {}) if a.dtype.kind == "c" else a, (a.size,))
     return tensordot(x, mappings.reshape(b, (b.size,)), 1)

@@ -20,7 +20,7 @@ from dmesh.errors import UnshardableError
 
 @implements(np.bincount)
 def bincount(x: Any, /, weights: Any = None, minlength: int = 0) -> Any:
-    """Return how often each number occurs, as a partial sum."""
+    """Return the number of occurrences of each integer, as a partial sum."""
     if x.ndim != 1:
         raise ValueError("object too deep for desired array")
     if x.dtype.kind not in "iub":
@@ -47,10 +47,10 @@ def bincount(x: Any, /, weights: Any = None, minlength: int = 0) -> Any:
 
 @implements(np.histogram)
 def histogram(a: Any, bins: Any = 10, range: Any = None, density: Any = None, weights: Any = None) -> Any:
-    """Return how many elements lie in each bin, as a partial sum, and the bins' edges as a plain array."""
+    """Return the number of elements in each bin, as a partial sum, and the bin edges as a plain array."""
     if weights is not None or isinstance(bins, (str, DTensor)):
         raise UnshardableError(
-            "np.histogram of sharded arrays takes no weights=, and bins as a number or a plain array"
+            "np.histogram of sharded arrays takes bins= as a number or a plain array, and no weights="
         )
     if a.dtype == np.bool_:
         a = astype(a, np.dtype(np.uint8))

@@ -1,4 +1,4 @@
-"""Diagonals and triangles of matrices, and matrices that are made of vectors."""
+"""Diagonals and triangles of matrices, and matrices made of vectors."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from dmesh.arrays.spec import WHOLE, spec_of
 
 
 def diagonal_of(x: DTensor, i: int, j: int, offset: int = 0) -> DTensor:
-    """Return a diagonal of two dimensions, as the last one.
+    """Return a diagonal of two dimensions, as the last dimension.
 
-    Both are whole on each device for that; if the array would be gathered, its elements are picked instead.
+    Both dimensions become unsharded; if that would gather the array, single elements are moved instead.
     """
     spec = free_axes(x.spec, [i, j])
     rows, columns = spec.shape[i], spec.shape[j]

@@ -1,4 +1,4 @@
-"""Einsum, and the products of vectors that are written with it."""
+"""Einsum, and products of vectors implemented with it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _parse(subscripts: str, operands: Sequence[DTensor]) -> tuple[list[Labels], 
         count = x.ndim - len(before) - len(after)
         if count < 0 or (count and not ellipsis):
             raise ValueError(
-                f"einstein sum subscripts string {term!r} does not fit an operand of {x.ndim} dimensions"
+                f"einstein sum subscripts {term!r} do not match an operand of {x.ndim} dimensions"
             )
         found.append((*before, *dots[longest - count :], *after))
     if arrow:
@@ -56,18 +56,18 @@ def _parse(subscripts: str, operands: Sequence[DTensor]) -> tuple[list[Labels], 
     known = {label for labels in found for label in labels}
     if any(label not in known for label in out) or len(set(out)) != len(out):
         raise ValueError(
-            f"einstein sum subscripts string {subscripts!r} has an output that does not fit its inputs"
+            f"the output of the einstein sum subscripts {subscripts!r} does not match their inputs"
         )
     return found, out
 
 
 @implements(np.einsum)
 def einsum(*operands: Any, out: Any = None, optimize: Any = False, **kwargs: Any) -> Any:
-    """Return sums of products that labels describe; operands are combined from left to right."""
+    """Return sums of products given by labels; operands are combined from left to right."""
     del optimize
     if not operands or not isinstance(operands[0], str):
         raise UnshardableError(
-            "np.einsum of sharded arrays takes its labels as a string, such as 'ij,jk->ik'"
+            "np.einsum of sharded arrays takes its subscripts as a string, such as 'ij,jk->ik'"
         )
     if any(
         kwargs.get(key) not in (None, usual)
@@ -93,7 +93,7 @@ def einsum(*operands: Any, out: Any = None, optimize: Any = False, **kwargs: Any
 
 
 def _reduced(x: DTensor, labels: Labels, needed: set[Any]) -> tuple[Labels, DTensor]:
-    """Return an operand without repeated labels, summed over those that nothing else needs."""
+    """Return an operand without repeated labels, summed over labels that nothing else has."""
     for label in dict.fromkeys(labels):
         while labels.count(label) > 1:
             i = labels.index(label)
@@ -157,10 +157,8 @@ def _vector(name: str, subscripts: str) -> Callable[..., Any]:
         if kwargs:
             raise UnshardableError(f"{name} of sharded arrays has no argument {next(iter(kwargs))}=")
         lengths = a.shape[-1], b.shape[-2 if name == "np.vecmat" else -1]
-        if lengths[0] != lengths[1]:  # unlike einsum, no length of 1 is repeated
-            raise ValueError(
-                f"{name} sums over dimensions of one length, not of {lengths[0]} and {lengths[1]}"
-            )
+        if lengths[0] != lengths[1]:  # unlike einsum, a length of 1 is not broadcast
+            raise ValueError(f"{name} needs dimensions of equal lengths, got {lengths[0]} and {lengths[1]}")
         x = elementwise(np.conjugate, (a,), {}) if a.dtype.kind == "c" and subscripts[:6] != "...ij," else a
         return einsum(subscripts, x, b)
 

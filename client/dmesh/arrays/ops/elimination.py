@@ -1,7 +1,8 @@
-"""Cholesky and LU factorizations of a matrix that is cut, by panels of columns, without gathering it.
+"""Cholesky and LU factorizations of a sharded matrix, by panels of columns, without gathering it.
 
-Each panel goes to the devices that need it, which factor it alike, and then work on their own blocks. A
-device gets the panel's rows that its own block has as rows or columns; with pivots, all of them.
+Each panel is sent to the devices that need it. All of them factor it with the same result, and then update
+their own blocks. A device receives the panel's rows that its block has as rows or columns; with pivoting, all
+rows.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from dmesh.arrays.transfer.mapping import Dim, Side, plan_exchange, side
 
 
 def cholesky(a: DTensor, upper: bool = False) -> Any:
-    """Return the Cholesky factor of a matrix, in its layout; one triangle of it is read.
+    """Return the Cholesky factor of a matrix, in its layout; only one triangle of the matrix is used.
 
     Raises:
         LinAlgError: The matrix is not positive definite.
@@ -61,7 +62,7 @@ def cholesky(a: DTensor, upper: bool = False) -> Any:
 
 
 def _solved(stop: int, factor: Array, region: Bounds, panel: Array) -> Array:
-    """Return a panel's rows from `stop` on times the inverse of the adjoint of the corner's factor."""
+    """Return a panel's rows from `stop` on, times the inverse of the adjoint of the corner's factor."""
     first, made = max(stop - region[0][0], 0), np.zeros_like(panel)
     if first < len(panel):
         made[first:] = adjoint(np.linalg.solve(factor, adjoint(panel[first:])))
@@ -96,7 +97,7 @@ class Eliminated(NamedTuple):
     matrix: DTensor
     """The factors: L below the diagonal, U on it and above."""
     right: DTensor | None
-    """The right side, on which the same was done."""
+    """The right-hand side after the same operations."""
     swaps: int
     """Number of row exchanges."""
 
@@ -104,7 +105,7 @@ class Eliminated(NamedTuple):
 def _factored(panel: Array) -> tuple[Array, Array, int]:
     """Return the LU factors of a panel, the order of its rows, and the number of exchanges.
 
-    No step depends on how a library adds: all devices choose the same pivots.
+    No step depends on the order of additions in a library, so all devices choose the same pivots.
     """
     lu, order, swaps = np.array(panel), np.arange(len(panel)), 0
     for j in range(min(lu.shape)):
@@ -118,12 +119,12 @@ def _factored(panel: Array) -> tuple[Array, Array, int]:
 
 
 def eliminate(name: str, a: DTensor, right: DTensor | None = None) -> Eliminated:
-    """Return the LU factors of a square matrix that is cut, and a right side to which its L was applied.
+    """Return the LU factors of a square sharded matrix, and a right-hand side times the inverse of L.
 
     Args:
-        name: Of the operation.
+        name: Name of the operation.
         a: The matrix.
-        right: A matrix of as many rows; of the same dtype.
+        right: A matrix with the same number of rows and the same dtype.
     """
     rows, columns = a.spec.axes
     if rows == WHOLE:
@@ -145,7 +146,7 @@ def eliminate(name: str, a: DTensor, right: DTensor | None = None) -> Eliminated
         lower = np.tril(lu[:size], -1) + np.eye(size, dtype=lu.dtype)
         for m, blocks in work:
             fetched = _rows(m, sources)
-            done = stop if m is x else 0  # columns that are finished
+            done = stop if m is x else 0  # number of finished columns
             top = mapped(fetched, partial(_solved_rows, done, lower))
             rows_of = zip(
                 blocks, m.spec.regions, blocks_for(m.spec, fetched), blocks_for(m.spec, top), strict=True
@@ -156,7 +157,7 @@ def eliminate(name: str, a: DTensor, right: DTensor | None = None) -> Eliminated
 
 
 def _rows(x: DTensor, rows: NDArray[np.intp]) -> DTensor:
-    """Return some rows, on all devices that have the same columns."""
+    """Return some rows, on all devices with the same columns."""
     spec, count = x.spec, len(rows)
     target = spec_of(spec.grid, (count, spec.shape[1]), spec.dtype, (WHOLE, spec.axes[1]))
     dims = [
@@ -167,7 +168,7 @@ def _rows(x: DTensor, rows: NDArray[np.intp]) -> DTensor:
 
 
 def _solved_rows(done: int, lower: Array, region: Bounds, rows: Array) -> Array:
-    """Return the first rows times the inverse of the corner's L, in the columns that are not finished."""
+    """Return the inverse of the corner's L times the first rows, in the unfinished columns."""
     first, made = max(done - region[1][0], 0), np.zeros((len(lower), rows.shape[1]), rows.dtype)
     if first < rows.shape[1]:
         made[:, first:] = np.linalg.solve(lower, rows[: len(lower), first:])
@@ -250,7 +251,7 @@ def inv(a: DTensor) -> DTensor:
 
 
 def slogdet(a: DTensor) -> tuple[DTensor, DTensor]:
-    """Return the sign and the logarithm of the determinant's size."""
+    """Return the sign of the determinant and the logarithm of its absolute value."""
     kind = np.linalg.det(np.eye(1, dtype=a.dtype)).dtype
     x, _, swaps = eliminate("np.linalg.slogdet", astype(a, kind))
     spec, n = x.spec, x.shape[0]

@@ -1,4 +1,4 @@
-"""Fourier transforms: dimensions that are transformed are whole on each device."""
+"""Fourier transforms; transformed dimensions become unsharded."""
 
 from __future__ import annotations
 

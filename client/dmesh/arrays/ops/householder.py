@@ -1,7 +1,8 @@
-"""QR factorization of a matrix that is cut and not tall, by Householder's reflections of panels of columns.
+"""QR factorization of a sharded matrix that is not tall, by Householder reflections of panels of columns.
 
-Each panel goes to all devices, which factor it alike, and reflect their own blocks. The reflections stay
-below the diagonal of R, as in LAPACK, and Q is made of them afterwards, the last panel first.
+Each panel is sent to all devices. All factor it with the same result, and reflect their own blocks. As in
+LAPACK, the reflections are stored below the diagonal of R; Q is computed from them at the end, last panel
+first.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def householder(name: str, a: DTensor, mode: str = "reduced") -> tuple[DTensor |
 
 
 def _cut_along_columns(spec: Spec) -> Spec:
-    """Return the placement to work in: with whole columns, reflections add up nothing among devices."""
+    """Return the placement for the computation: with whole columns, reflections need no communication."""
     rows, columns = spec.axes
     other = spec.replace(axes=(WHOLE, rows)) if columns == WHOLE else spec
     return other if other.largest <= spec.largest else spec
@@ -67,7 +68,7 @@ def _cut_along_columns(spec: Spec) -> Spec:
 def _factored(panel: Array) -> tuple[Array, Array]:
     """Return the QR factors of a panel in LAPACK's form, and the scales of its reflections.
 
-    No step depends on how a library adds: all devices choose the same signs.
+    No step depends on the order of additions in a library, so all devices choose the same signs.
     """
     packed = np.array(panel, order="C")
     scales = np.zeros(min(packed.shape), packed.dtype)
@@ -97,7 +98,7 @@ def _vectors(packed: Array) -> Array:
 
 
 def _weight(vectors: Array, scales: Array) -> Array:
-    """Return T, for which the reflections' product is 1 - V T V^H."""
+    """Return T, such that the product of the reflections is 1 - V T V^H."""
     gram = adjoint(vectors) @ vectors
     weight = np.diag(scales)
     for j in range(1, len(scales)):
@@ -120,7 +121,7 @@ def _reflect(
         blocks: Its blocks, which are written to.
         step: Columns of the panel.
         begin: First column.
-        vectors: V, from the row on where the panel begins; None if this is planned only.
+        vectors: V, from the panel's first row on; None in `explain`.
         weight: T.
     """
     start, spec = step[0], x.spec

@@ -18,7 +18,7 @@ from dmesh.arrays.ops.shapes import axis_of, expand_dims
 from dmesh.arrays.spec import spec_of
 from dmesh.errors import UnshardableError
 
-_f: Any  # NumPy's functions, by families
+_f: Any  # loop variable of the registrations below
 
 
 def _arrays(values: Any, name: str) -> list[DTensor]:
@@ -35,7 +35,7 @@ def _arrays(values: Any, name: str) -> list[DTensor]:
 def concatenate(
     arrays: Any, /, axis: Any = 0, out: Any = None, *, dtype: Any = None, casting: str = "same_kind"
 ) -> Any:
-    """Return arrays joined along a dimension, in the layout of the first one."""
+    """Return arrays concatenated along a dimension, in the layout of the first one."""
     found = _arrays(arrays, "concatenate")
     if axis is None:
         found, axis = [mappings.reshape(x, (x.size,)) for x in found], 0
@@ -77,7 +77,7 @@ def concatenate(
 def stack(
     arrays: Any, axis: int = 0, out: Any = None, *, dtype: Any = None, casting: str = "same_kind"
 ) -> Any:
-    """Return arrays joined along a new dimension."""
+    """Return arrays stacked along a new dimension."""
     found = _arrays(arrays, "stack")
     if not found:
         raise ValueError("need at least one array to stack")
@@ -89,20 +89,20 @@ def stack(
 
 @implements(np.vstack)
 def vstack(tup: Any, *, dtype: Any = None, casting: str = "same_kind") -> Any:
-    """Return arrays joined row by row."""
+    """Return arrays stacked vertically, along rows."""
     return concatenate([np.atleast_2d(x) for x in _arrays(tup, "vstack")], 0, dtype=dtype, casting=casting)
 
 
 @implements(np.hstack)
 def hstack(tup: Any, *, dtype: Any = None, casting: str = "same_kind") -> Any:
-    """Return arrays joined column by column."""
+    """Return arrays stacked horizontally, along columns."""
     found = [np.atleast_1d(x) for x in _arrays(tup, "hstack")]
     return concatenate(found, 0 if found and found[0].ndim == 1 else 1, dtype=dtype, casting=casting)
 
 
 @implements(np.dstack)
 def dstack(tup: Any) -> Any:
-    """Return arrays joined along the third dimension."""
+    """Return arrays stacked along the third dimension."""
     return concatenate([np.atleast_3d(x) for x in _arrays(tup, "dstack")], 2)
 
 
@@ -142,7 +142,7 @@ def block(arrays: Any) -> Any:
 
 @implements(np.append)
 def append(arr: Any, values: Any, axis: Any = None) -> Any:
-    """Return an array with values after its end."""
+    """Return an array with values appended."""
     return concatenate([arr, values], axis)
 
 
@@ -182,7 +182,7 @@ for _f, _least, _at in ((np.vsplit, 2, 0), (np.dsplit, 3, 2)):
 
 @implements(np.hsplit)
 def hsplit(ary: Any, indices_or_sections: Any) -> Any:
-    """Return parts of an array, column by column."""
+    """Return parts of an array along its columns."""
     if not ary.ndim:
         raise ValueError("hsplit only works on arrays of 1 or more dimensions")
     return split(ary, indices_or_sections, 1 if ary.ndim > 1 else 0)
@@ -190,6 +190,6 @@ def hsplit(ary: Any, indices_or_sections: Any) -> Any:
 
 @implements(getattr(np, "unstack", None))
 def unstack(x: Any, /, *, axis: int = 0) -> Any:
-    """Return the parts of an array along a dimension, without it."""
+    """Return the slices of an array along a dimension, which they do not have."""
     at = axis_of(axis, x.ndim)
     return tuple(x[(slice(None),) * at + (i,)] for i in range(x.shape[at]))

@@ -1,4 +1,4 @@
-"""Linear algebra: of a matrix that is cut, of stacks of matrices that are whole on each device; norms."""
+"""Linear algebra of a sharded matrix, and of stacks of unsharded matrices; norms."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ TOLERANCES: dict[Callable[..., Any], tuple[str, str]] = {
     np.linalg.pinv: ("rcond", "rtol"),
     np.linalg.matrix_rank: ("tol", "rtol"),
 }
-"""Arguments that may be sharded arrays, with a number for each matrix of a stack; the first is positional."""
+"""Arguments that may be sharded arrays with one number per matrix of a stack; the first one is positional."""
 
 
 def _matrices(function: Any) -> Any:
-    """Return the handler of a function of matrices, for stacks that are cut along other dimensions."""
+    """Return the handler of a function of matrices, for stacks that are sharded along other dimensions."""
     keys = TOLERANCES.get(function, ())
 
     def handler(a: Any, *args: Any, **kwargs: Any) -> Any:
@@ -101,19 +101,19 @@ def _matrices(function: Any) -> Any:
 
 
 def _check_tolerance(name: str, a: DTensor, key: str, tolerance: Any, grows: bool) -> None:
-    """Refuse tolerances that are plain arrays, on another mesh, or not one for each matrix of a stack."""
+    """Raise an error for tolerances that are plain arrays, on another mesh, or do not match the stack."""
     check_operand(tolerance, name)
     if isinstance(tolerance, DTensor):
         grid_among([a, tolerance], name)
         stack = a.shape[:-2]
         if np.broadcast_shapes(stack, tolerance.shape) != stack and not grows:
             raise ValueError(
-                f"{name}: {key}= has shape {tolerance.shape}, which does not fit a stack of shape {stack}"
+                f"{name}: {key}= has shape {tolerance.shape}, which does not match a stack of shape {stack}"
             )
 
 
 def _beside(spec: Spec, tolerances: Iterable[DTensor]) -> Spec:
-    """Return a stack's placement, cut along the dimensions along which only its tolerances are cut, too."""
+    """Return a stack's placement, also sharded along dimensions along which only its tolerances are."""
     axes = list(spec.axes)
     for x in tolerances:
         for dim, axis in enumerate(x.spec.axes, spec.ndim - 2 - x.ndim):
@@ -122,10 +122,10 @@ def _beside(spec: Spec, tolerances: Iterable[DTensor]) -> Spec:
     return spec.replace(axes=axes)
 
 
-# A matrix that is cut ---------------------------------------------------------------------------------------
+# A sharded matrix -------------------------------------------------------------------------------------------
 
 CUT: dict[Callable[..., Any], Callable[..., Any]] = {}
-"""Functions of one matrix that is cut, which is not gathered for them."""
+"""Functions of one sharded matrix, by NumPy function; they do not gather it."""
 
 
 def _cut(function: Callable[..., Any] | None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -234,7 +234,7 @@ for _name in (
 
 @implements(np.linalg.solve)
 def solve(a: Any, b: Any) -> Any:
-    """Return the solutions of linear equations: of a matrix that is cut, or of stacks, matrix by matrix."""
+    """Return the solutions of linear equations, of one sharded matrix or of each matrix of a stack."""
     for x in (a, b):
         check_operand(x, "np.linalg.solve")
     grid_among([a, b], "np.linalg.solve")
@@ -275,7 +275,7 @@ def lstsq(a: Any, b: Any, rcond: Any = None) -> Any:
 
 @implements(np.linalg.matrix_power)
 def matrix_power(a: Any, n: int) -> Any:
-    """Return a power of a square matrix, of its inverse if the exponent is negative."""
+    """Return a power of a square matrix; a power of its inverse if the exponent is negative."""
     if a.ndim < 2:
         raise np.linalg.LinAlgError(
             f"{a.ndim}-dimensional array given. Array must be at least two-dimensional"
@@ -312,7 +312,7 @@ def _index(a: DTensor, dim: int) -> DTensor:
 
 @implements(np.linalg.norm)
 def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
-    """Return the norm of vectors or matrices; those of singular values take whole matrices."""
+    """Return the norm of vectors or matrices; norms of singular values need unsharded matrices."""
     if x.dtype.kind not in "fc":
         x = x.astype(np.float64)  # squares of integers would overflow
     if axis is None and (ord is None or x.ndim == 1):

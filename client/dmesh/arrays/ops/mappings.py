@@ -1,4 +1,4 @@
-"""Operations that put elements elsewhere: each is a mapping of indices, dimension by dimension."""
+"""Operations that move elements: each is a mapping of indices along each dimension."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from dmesh.arrays.transfer.mapping import EVERY, Dim, Exchange, Indices, Run, pl
 
 
 class Pick:
-    """Elements of one dimension that an operation picks, in the order of the result.
+    """Selected elements along one dimension, in the order of the result.
 
     Args:
-        count: How many.
+        count: Their number.
         at: Their indices.
     """
 
@@ -31,7 +31,7 @@ class Pick:
 
     @property
     def key(self) -> Any:
-        """Hashable identity; None for a list, whose plan is not kept."""
+        """Hashable identity; None for a list of indices, whose plan is not cached."""
         return (self.count, self.at) if isinstance(self.at, Run) else None
 
 
@@ -44,7 +44,7 @@ def _plan_runs(source: Spec, target: Spec, keys: tuple[tuple[int, Run], ...]) ->
 def pick(x: DTensor, picks: Sequence[Pick], axes: Sequence[int] | None = None) -> DTensor:
     """Return the elements at some indices of each dimension: their outer product.
 
-    Each dimension stays cut along its mesh axis, in blocks of the result's length.
+    Each dimension stays sharded along its mesh axis, with blocks of equal lengths in the result.
     """
     source = bring(x, x.spec.complete(), "index")
     shape = tuple(one.count for one in picks)
@@ -118,7 +118,7 @@ def with_shape_ones(x: DTensor, ndim: int) -> DTensor:
 
 
 def groups_of(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]]:
-    """Return the dimensions of two shapes in groups of the same size, as small as possible."""
+    """Return the dimensions of two shapes in the smallest groups with equal numbers of elements."""
     groups: list[tuple[range, range]] = []
     i = j = 0
     while i < len(old) or j < len(new):
@@ -140,15 +140,15 @@ def groups_of(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range
 
 
 def _leading(shape: Sequence[int], dims: range) -> int:
-    """Return the first dimension of a group that is longer than 1; the first one if none is."""
+    """Return the first dimension of a group with a length above 1; the first one if there is none."""
     return next((dim for dim in dims if shape[dim] != 1), dims[0] if len(dims) else -1)
 
 
 def reshape(x: DTensor, shape: tuple[int, ...]) -> DTensor:
     """Return an array with another shape, its elements in the same order.
 
-    A group of dimensions that become another group stays cut along one mesh axis, if it is cut at its first
-    dimension; otherwise its mesh axis first comes to cut that one.
+    A group of dimensions stays sharded along one mesh axis if its first dimension is sharded. Otherwise the
+    mesh axis is first moved to the first dimension.
     """
     spec = x.spec
     if spec.shape == shape:
@@ -166,7 +166,7 @@ def reshape(x: DTensor, shape: tuple[int, ...]) -> DTensor:
             axis = spec.axes[lead] if spec.axes[lead] != WHOLE else cut[0]
             axes[lead] = axis
             new_axes[_leading(shape, new)] = axis
-    # Mesh axes that are left over cut another dimension that is free, so that no block becomes larger.
+    # Unused mesh axes shard another unsharded dimension, so that no block becomes larger.
     for axis in [axis for axis in spec.axes if axis != WHOLE and axis not in axes]:
         free = [d for d in range(spec.ndim) if axes[d] == WHOLE and spec.shape[d] > 1 and _alone(groups, d)]
         if free:
@@ -202,7 +202,7 @@ def _alone(groups: list[tuple[range, range]], dim: int) -> bool:
 
 
 def _flat_side(spec: Spec, dims: range) -> tuple[int, tuple[tuple[int, int], ...]]:
-    """Return mesh axis and cuts of a group of dimensions, as one flat dimension."""
+    """Return mesh axis and block bounds of a group of dimensions as one flat dimension."""
     count = 1
     for dim in dims:
         count *= spec.shape[dim]
@@ -210,13 +210,13 @@ def _flat_side(spec: Spec, dims: range) -> tuple[int, tuple[tuple[int, int], ...
         if spec.axes[dim] != WHOLE:
             width = (
                 count // spec.shape[dim]
-            )  # the group is cut at its first dimension that is not of length 1
+            )  # the group is sharded along its first dimension of a length other than 1
             return spec.axes[dim], tuple((a * width, b * width) for a, b in spec.cuts(dim))
     return WHOLE, ((0, count),)
 
 
 def _ragged(source: DTensor, target: Spec, dims: Sequence[Any]) -> DTensor:
-    """Exchange elements between blocks that end at different elements of the flat dimensions."""
+    """Exchange elements between blocks with different bounds in the flat dimensions."""
     from dmesh.arrays.transfer.mapping import Side
 
     made = [Dim(count, Side(*s), Side(*t)) for count, s, t in dims]

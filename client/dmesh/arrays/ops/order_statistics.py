@@ -1,4 +1,4 @@
-"""Medians and quantiles: of dimensions that are whole, or can be, else of a sample sort's result."""
+"""Medians and quantiles: on each device if the dimensions can be unsharded, else after a sample sort."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dmesh.arrays.ops.sorting import fits, sort_dim
 from dmesh.arrays.spec import WHOLE, spec_of
 from dmesh.errors import UnshardableError
 
-_f: Any  # NumPy's functions, by families
+_f: Any  # loop variable of the registrations below
 
 
 def _freeze(value: Any) -> Any:
@@ -27,7 +27,7 @@ def _freeze(value: Any) -> Any:
 
 
 def _statistic(function: Any, operands: int) -> Any:
-    """Return the handler of an order statistic, whose result lacks the dimensions."""
+    """Return the handler of an order statistic, which removes the dimensions."""
 
     def handler(
         a: Any, *args: Any, axis: Any = None, out: Any = None, keepdims: Any = False, **kwargs: Any
@@ -46,9 +46,7 @@ def _statistic(function: Any, operands: int) -> Any:
         if args_left:
             raise UnshardableError(f"{name} of sharded arrays takes its further arguments by name")
         if kwargs.pop("overwrite_input", False):
-            raise UnshardableError(
-                f"overwrite_input= of {name} is refused: a sharded array is not overwritten"
-            )
+            raise UnshardableError(f"overwrite_input= of {name} is not supported on sharded arrays")
         check_plain(name, *given, *kwargs.values())
         x, dims = (reshape(a, (a.size,)), (0,)) if axis is None else (a, normalized_axes(axis, a.ndim))
         gone = range(a.ndim) if axis is None else dims
@@ -61,7 +59,7 @@ def _statistic(function: Any, operands: int) -> Any:
         else:
             x, dims = _merged(x, dims)
             result = _by_sorting(name, function, x, dims[0], frozen, kwargs.get("method", "linear"))
-        # The quantiles lie along the first of the dimensions; they come to the front.
+        # The quantiles are along the first of the dimensions, which moves to the front.
         count = result.shape[dims[0]]
         rest = [d for d in range(x.ndim) if d not in dims]
         result = moved_dims(result, [*dims, *rest])
@@ -75,7 +73,7 @@ def _statistic(function: Any, operands: int) -> Any:
 
 
 def _is_sortable(function: Any, x: DTensor, dims: tuple[int, ...], kwargs: dict[str, Any]) -> bool:
-    """Return whether a statistic is that of a few elements, which a sort along the dimensions finds."""
+    """Return whether a statistic needs only a few elements of the sorted dimensions."""
     skips = function in (np.nanmedian, np.nanquantile, np.nanpercentile)
     lines = x.ndim > len(dims)
     method = kwargs.get("method", "linear")
@@ -112,13 +110,13 @@ _PLACES: dict[str, Callable[[int, Any], Any]] = {
     "midpoint": lambda n, at: (np.floor((n - 1) * at) + np.ceil((n - 1) * at)) / 2,
     "nearest": lambda n, at: np.rint((n - 1) * at),
 }
-"""Where a quantile lies among sorted elements, from 0, for the other methods."""
+"""Position of a quantile among n sorted elements, from 0, for the other methods."""
 _WHOLE = ("inverted_cdf", "closest_observation", "lower", "higher", "nearest")
-"""Methods whose results are elements."""
+"""Methods that return one of the elements."""
 
 
 def _place(n: int, at: Any, method: str) -> Any:
-    """Return where quantiles lie among sorted elements: between two of them, if not a whole number."""
+    """Return the positions of quantiles among n sorted elements; fractions lie between two elements."""
     if method in _PLACES:
         found = _PLACES[method](n, at)
     else:
@@ -128,7 +126,7 @@ def _place(n: int, at: Any, method: str) -> Any:
 
 
 def _merged(x: DTensor, dims: tuple[int, ...]) -> tuple[DTensor, tuple[int]]:
-    """Return an array whose last dimension has the elements of several."""
+    """Return an array in which some dimensions are merged into the last one."""
     if len(dims) == 1:
         return x, (dims[0],)
     rest = [d for d in range(x.ndim) if d not in dims]
@@ -139,7 +137,7 @@ def _merged(x: DTensor, dims: tuple[int, ...]) -> tuple[DTensor, tuple[int]]:
 def _by_sorting(
     name: str, function: Any, x: DTensor, dim: int, given: tuple[Any, ...], method: str
 ) -> DTensor:
-    """Return quantiles of the sorted elements that lie beside them."""
+    """Return quantiles, interpolated between their neighbors among the sorted elements."""
     ordered = sort_dim(name, x, dim)
     n = x.shape[dim]
     skips = function in (np.nanmedian, np.nanquantile, np.nanpercentile)
@@ -175,7 +173,7 @@ def _by_sorting(
             found = pairs[0]
         else:
             found = np.stack([np.quantile(pairs[:, j], place[j] - low[j], axis=0) for j in range(count)])
-        broken = values[-1] != values[-1]  # NaN is last
+        broken = values[-1] != values[-1]  # NaN sorts last
         return np.moveaxis(np.where(broken, values[-1], found), 0, dim)
 
     target = spec_of(taken.spec.grid, shape, kind, taken.spec.axes)

@@ -1,4 +1,4 @@
-"""Panels of columns, on which factorizations of a matrix that is cut work without gathering it."""
+"""Panels of columns, which factorizations of a sharded matrix process one by one instead of gathering it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from dmesh.arrays.transfer.mapping import Dim, Exchange, Run, plan_exchange, sid
 
 Array = NDArray[Any]
 _WIDTH = 64
-"""Columns of a panel, at most."""
+"""Maximum number of columns of a panel."""
 
 
 def steps_of(spec: Spec) -> list[tuple[int, int]]:
-    """Return where the panels of a matrix begin and end: its columns, at most as many as rows."""
+    """Return begin and end of the panels of a matrix: of all columns, but at most as many as rows."""
     n = min(spec.shape)
     width = max(1, min(_WIDTH, -(-n // spec.shards)))
     return [(start, min(start + width, n)) for start in range(0, n, width)]
@@ -38,19 +38,19 @@ def _plan(source: Spec, target: Spec, rows: tuple[int, int], into: int, columns:
 
 
 def part_of(x: DTensor, column: int, rows: tuple[int, int], columns: tuple[int, int]) -> DTensor:
-    """Return some rows of some columns: whole along the rows, and cut along the columns or not."""
+    """Return some rows of some columns: unsharded along the rows, optionally sharded along the columns."""
     target = spec_of(x.spec.grid, (rows[1] - rows[0], columns[1] - columns[0]), x.dtype, (WHOLE, column))
     return apart(exchange(x, _plan(x.spec, target, rows, 0, columns), target), x)
 
 
 def panel_of(x: DTensor, axis: int, rows: tuple[int, int], columns: tuple[int, int]) -> DTensor:
-    """Return some columns, cut along their rows; rows other than the given ones are undefined."""
+    """Return some columns, sharded along the rows; rows other than the given ones are undefined."""
     target = spec_of(x.spec.grid, (x.shape[0], columns[1] - columns[0]), x.dtype, (axis, WHOLE))
     return apart(exchange(x, _plan(x.spec, target, rows, rows[0], columns), target), x)
 
 
 def apart(part: DTensor, x: DTensor) -> DTensor:
-    """Return a part of an array that shares no memory with it, for it is written to."""
+    """Return a copy of a part of an array, to write to."""
 
     def copied(region: Bounds, block: Array) -> Array:
         return np.array(block) if any(np.may_share_memory(block, own) for own in x._shards or ()) else block
@@ -59,7 +59,7 @@ def apart(part: DTensor, x: DTensor) -> DTensor:
 
 
 def mapped(x: DTensor, change: Callable[[Bounds, Array], Array]) -> DTensor:
-    """Return an array of new blocks of the same lengths, made of each block and where it begins and ends."""
+    """Return an array of new blocks, each a function of the old block and its bounds."""
     if x._shards is None:
         return x
     rows = list(zip(x.spec.regions, x.blocks, strict=True))
@@ -67,7 +67,7 @@ def mapped(x: DTensor, change: Callable[[Bounds, Array], Array]) -> DTensor:
 
 
 def own_copy(x: DTensor) -> tuple[DTensor, tuple[Array, ...]]:
-    """Return a copy, and its blocks, which are written to."""
+    """Return a copy and its writable blocks."""
     own = mapped(bring(x, x.spec.complete(), "linalg"), lambda region, block: np.array(block))
     return own, () if own._shards is None else own._shards
 
@@ -78,7 +78,7 @@ def adjoint(x: Array) -> Array:
 
 
 def write_panel(block: Array, region: Bounds, step: tuple[int, int], panel: Array) -> None:
-    """Write a panel, whose rows begin where its columns do, into a block."""
+    """Write a panel, whose first row has the number of its first column, into a block."""
     (top, bottom), (first, last) = region
     a, c, d = max(top, step[0]), max(first, step[0]), min(last, step[1])
     if c < d and a < bottom:

@@ -1,4 +1,4 @@
-"""Questions about arrays, look-ups in tables that every device gets, and matrices of covariance."""
+"""Shapes and dtypes, lookups in tables that every device gets, and covariance matrices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dmesh.errors import UnshardableError
 
 
 def _like(x: Any) -> Any:
-    """Return something of the same dtype and without elements, for functions that look at that alone."""
+    """Return an empty array of the same dtype, for functions that use only the dtype."""
     return np.empty(0, x.dtype) if isinstance(x, DTensor) else x
 
 
@@ -48,7 +48,7 @@ def result_type(*args: Any) -> Any:
 
 @implements(np.common_type, note="local")
 def common_type(*arrays: Any) -> Any:
-    """Return the inexact dtype that arrays have in common."""
+    """Return the common inexact dtype of arrays."""
     return np.common_type(*map(_like, arrays))
 
 
@@ -73,17 +73,17 @@ def astype_(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> 
 
 @implements(np.digitize, note="local")
 def digitize(x: Any, bins: Any, right: bool = False) -> Any:
-    """Return the bins of values; every device gets the bins' edges whole."""
+    """Return the bins of values; every device gets all bin edges."""
     edges = np.asarray(read_whole(bins))
     if not isinstance(x, DTensor):
         return np.digitize(x, edges, right)
-    np.digitize(np.empty(0), edges, right)  # refuses edges that are not in order
+    np.digitize(np.empty(0), edges, right)  # raises ValueError for unsorted edges
     return local_elementwise("digitize", lambda b: np.asarray(np.digitize(b, edges, right)), [x], np.intp)
 
 
 @implements(np.interp, note="local")
 def interp(x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None, period: Any = None) -> Any:
-    """Return values of a piecewise linear function, whose points every device gets whole."""
+    """Return values of a piecewise linear function; every device gets all of its points."""
     points, values = np.asarray(read_whole(xp)), np.asarray(read_whole(fp))
     if not isinstance(x, DTensor):
         return np.interp(x, points, values, left, right, period)
@@ -95,7 +95,7 @@ def interp(x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None, period
 
 @implements(np.select)
 def select(condlist: Any, choicelist: Any, default: Any = 0) -> Any:
-    """Return elements by the first of several conditions that is true."""
+    """Return elements of the array with the first true condition."""
     if len(condlist) != len(choicelist):
         raise ValueError("list of cases must be same length as list of conditions")
     if not condlist:

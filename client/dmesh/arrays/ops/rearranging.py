@@ -1,4 +1,4 @@
-"""Other orders of elements: reversed, shifted, repeated, with margins, or without some."""
+"""Flips, rotations, shifts, repetitions, padding, and deletion of elements."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def rot90(m: Any, k: int = 1, axes: Any = (0, 1)) -> Any:
 
 @implements(np.roll)
 def roll(a: Any, shift: Any, axis: Any = None) -> Any:
-    """Return an array whose elements are shifted, those beyond the end coming in at the start."""
+    """Return an array whose elements are shifted cyclically."""
     if axis is None:
         return mappings.reshape(roll(mappings.reshape(a, (a.size,)), shift, 0), a.shape)
     shifts = np.atleast_1d(shift).tolist()
@@ -81,7 +81,7 @@ def roll(a: Any, shift: Any, axis: Any = None) -> Any:
 
 @implements(np.repeat)
 def repeat(a: Any, repeats: Any, axis: Any = None) -> Any:
-    """Return an array whose elements are repeated along a dimension; sharded counts are read whole."""
+    """Return an array with its elements repeated along a dimension; every client reads all counts."""
     x, at = (mappings.reshape(a, (a.size,)), 0) if axis is None else (a, axis_of(axis, a.ndim))
     if not isinstance(repeats, DTensor) and np.ndim(repeats) == 0 and (count := operator.index(repeats)) > 0:
         each = broadcast_to(expand_dims(x, at + 1), (*x.shape[: at + 1], count, *x.shape[at + 1 :]))
@@ -93,7 +93,7 @@ def repeat(a: Any, repeats: Any, axis: Any = None) -> Any:
 
 @implements(np.tile)
 def tile(A: Any, reps: Any) -> Any:
-    """Return an array that is repeated as a whole."""
+    """Return an array made of repetitions of the whole array."""
     counts = list(reps) if isinstance(reps, (tuple, list)) else [reps]
     x = expand_dims(A, tuple(range(len(counts) - A.ndim))) if A.ndim < len(counts) else A
     counts = [1] * (x.ndim - len(counts)) + counts
@@ -105,7 +105,7 @@ def tile(A: Any, reps: Any) -> Any:
 
 @implements(np.pad)
 def pad(array: Any, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> Any:
-    """Return an array with a margin of one value, or one that repeats its edge or wraps around."""
+    """Return an array padded with one value, its edge values, or values from inside the array."""
     widths = np.broadcast_to(np.asarray(pad_width), (array.ndim, 2)).astype(int).tolist()
     if mode in ("edge", "wrap", "reflect", "symmetric") and not kwargs:
         x = array
@@ -116,7 +116,7 @@ def pad(array: Any, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> An
     values = kwargs.pop("constant_values", 0)
     if mode != "constant" or kwargs or np.ndim(values):
         raise UnshardableError(
-            "np.pad of sharded arrays is built for mode='constant' with one value, 'edge', 'wrap', "
+            "np.pad of sharded arrays supports mode='constant' with one value, 'edge', 'wrap', "
             "'reflect' and 'symmetric'"
         )
     if any(width < 0 for pair in widths for width in pair):

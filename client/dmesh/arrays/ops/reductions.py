@@ -1,7 +1,7 @@
 """Reductions: NumPy's functions over `ufunc.reduce`, the variants that skip NaN, and statistics.
 
-A sum over a dimension that is cut stays a partial sum, one contribution on each device, until something needs
-it whole.
+A sum over a sharded dimension stays a partial sum, with one contribution on each device, until an operation
+needs its value.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dmesh.errors import UnshardableError
 
 
 def _reduction(ufunc: np.ufunc, nan: float | None = None) -> Callable[..., Any]:
-    """Return the handler of a reduction; with `nan`, that number takes the place of each NaN."""
+    """Return the handler of a reduction; with `nan`, this number replaces each NaN."""
 
     def function(
         a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = NO_VALUE,
@@ -72,12 +72,12 @@ implements(np.all)(_logical(np.logical_and))
 
 
 def count_of(x: DTensor, axis: Any) -> int:
-    """Return how many elements each result of a reduction is made of."""
+    """Return the number of elements that go into each result of a reduction."""
     return math.prod(x.shape[dim] for dim in normalized_axes(axis, x.ndim))
 
 
 def finish(result: Any, out: Any) -> Any:
-    """Return a result, in `out=` if that was given."""
+    """Return a result, written to `out=` if given."""
     return result if out is None else store(result, out, "unsafe")
 
 
@@ -117,10 +117,10 @@ def var(
     a: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0, keepdims: Any = NO_VALUE, *,
     where: Any = NO_VALUE, mean: Any = NO_VALUE, correction: Any = NO_VALUE,
 ) -> Any:  # fmt: skip
-    """Return the variance: in two passes, as NumPy does."""
+    """Return the variance, in two passes like NumPy."""
     if where is not NO_VALUE:
         raise UnshardableError(
-            "where= of np.var and np.std is not built: select the elements with x[mask] first"
+            "where= of np.var and np.std is not implemented. Select the elements with x[mask] first"
         )
     if correction is not NO_VALUE:
         ddof = correction
@@ -225,7 +225,7 @@ def _refuse_zeros(scale: DTensor) -> None:
 
 @implements(np.count_nonzero)
 def count_nonzero(a: Any, axis: Any = None, *, keepdims: bool = False) -> Any:
-    """Return how many elements are not zero."""
+    """Return the number of nonzero elements."""
     return reduce(np.add, elementwise(np.not_equal, (a, 0), {}), axis, np.intp, None, keepdims)
 
 
@@ -233,7 +233,7 @@ def count_nonzero(a: Any, axis: Any = None, *, keepdims: bool = False) -> Any:
 
 
 def replaced(a: DTensor, value: float) -> DTensor:
-    """Return an array with a number in the place of each NaN."""
+    """Return an array with each NaN replaced by a number."""
     if a.dtype.kind not in "fc":
         return a
     spec = a.spec.complete()
@@ -281,7 +281,9 @@ def nanvar(
 ) -> Any:  # fmt: skip
     """Return the variance of the elements that are not NaN."""
     if where is not NO_VALUE:
-        raise UnshardableError("where= of np.nanvar is not built: select the elements with x[mask] first")
+        raise UnshardableError(
+            "where= of np.nanvar is not implemented. Select the elements with x[mask] first"
+        )
     ddof = ddof if correction is NO_VALUE else correction
     if a.dtype.kind not in "fc":
         return var(a, axis, dtype, out, ddof, keepdims, mean=mean)

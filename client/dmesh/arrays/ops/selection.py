@@ -1,4 +1,4 @@
-"""Choice of elements: where, take, clip, masks, and comparisons of whole arrays."""
+"""Selection of elements (where, take, clip, masks), and comparisons of whole arrays."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from dmesh.arrays.ops import mappings
 from dmesh.arrays.spec import spec_of
 from dmesh.errors import UnshardableError
 
-_f: Any  # NumPy's functions, by families
+_f: Any  # loop variable of the registrations below
 
 
 def local_elementwise(name: str, kernel: Any, inputs: Sequence[Any], dtype: Any) -> DTensor:
-    """Call a kernel that works element by element, on operands that are broadcast together."""
+    """Call an elementwise kernel on operands that are broadcast together."""
     for x in inputs:
         check_operand(x, name)
     arrays = [x for x in inputs if isinstance(x, DTensor)]
@@ -113,14 +113,14 @@ def round_(a: Any, decimals: int = 0, out: Any = None) -> Any:
 
 
 def _simple(function: Any, *names: str) -> Any:
-    """Return a handler of a function of one array that works element by element."""
+    """Return a handler of an elementwise function of one array."""
 
     def handler(a: Any, *args: Any, **kwargs: Any) -> Any:
         out = kwargs.pop("out", None)
         for value in (*args, *kwargs.values()):
             if isinstance(value, DTensor) or (isinstance(value, np.ndarray) and value.ndim):
                 raise UnshardableError(
-                    f"np.{function.__name__} of a sharded array takes numbers as its other arguments"
+                    f"np.{function.__name__} of a sharded array takes only numbers as its other arguments"
                 )
         dtype = np.asarray(function(np.ones(1, a.dtype), *args, **kwargs)).dtype
         result = local_elementwise(
@@ -149,7 +149,7 @@ for _f in (
 
 @implements(np.real_if_close, note="local")
 def real_if_close(a: Any, tol: float = 100) -> Any:
-    """Return the array itself: whether it is close to a real one depends on its elements."""
+    """Return the array unchanged, because whether it is nearly real depends on its elements."""
     if a.dtype.kind != "c":
         return a
     raise UnshardableError("np.real_if_close has a dtype that depends on the elements: use np.real")
@@ -181,13 +181,13 @@ def _truth(x: DTensor) -> bool:
 
 @implements(np.allclose)
 def allclose(a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> bool:
-    """Return whether all elements are close: on every client the same."""
+    """Return whether all elements are close; the same value on every client."""
     return _truth(isclose(a, b, rtol, atol, equal_nan))
 
 
 @implements(np.array_equal)
 def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> bool:
-    """Return whether two arrays have the same shape and elements: on every client the same."""
+    """Return whether two arrays have the same shape and elements; the same value on every client."""
     for x in (a1, a2):
         check_operand(x, "np.array_equal")
     if getattr(a1, "shape", ()) != getattr(a2, "shape", ()):
@@ -209,7 +209,7 @@ def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> bool:
 
 @implements(np.array_equiv)
 def array_equiv(a1: Any, a2: Any) -> bool:
-    """Return whether two arrays are equal once they are broadcast together."""
+    """Return whether two arrays are equal after broadcasting."""
     try:
         np.broadcast_shapes(a1.shape, a2.shape)
     except ValueError:
@@ -222,10 +222,10 @@ def array_equiv(a1: Any, a2: Any) -> bool:
 
 @implements(np.take)
 def take(a: Any, indices: Any, axis: Any = None, out: Any = None, mode: str = "raise") -> Any:
-    """Return the elements at a list of indices of a dimension; sharded indices are read whole."""
+    """Return the elements at a list of indices of a dimension; every client reads all indices."""
     if not isinstance(a, DTensor):
         raise UnshardableError(
-            "np.take from a plain array by sharded indices: dmesh.copy_to_mesh makes it a sharded one"
+            "np.take cannot take from a plain array by sharded indices. Call dmesh.copy_to_mesh on the array"
         )
     if not a.ndim and axis in (0, -1):
         axis = None
@@ -255,7 +255,7 @@ def take(a: Any, indices: Any, axis: Any = None, out: Any = None, mode: str = "r
 
 @implements(np.compress)
 def compress_(condition: Any, a: Any, axis: Any = None, out: Any = None) -> Any:
-    """Return the elements of a dimension where a condition is true; a sharded condition is read whole."""
+    """Return the elements of a dimension where a condition is true; every client reads all of it."""
     chosen = np.flatnonzero(np.asarray(read_whole(condition)))
     return take(a, chosen, axis, out)
 
@@ -270,7 +270,7 @@ def extract(condition: Any, arr: Any) -> Any:
 
 @implements(np.flatnonzero)
 def flatnonzero(a: Any) -> Any:
-    """Return the indices, in one dimension, of the elements that are not zero."""
+    """Return the indices of the nonzero elements in the flattened array."""
     flat = mappings.reshape(a, (a.size,))
     flat = bring(flat, flat.spec.complete(), "np.flatnonzero")
     rows = [(block, start) for ((start, _),), block in zip(flat.spec.regions, flat.blocks, strict=True)]
@@ -280,7 +280,7 @@ def flatnonzero(a: Any) -> Any:
 
 @implements(np.nonzero)
 def nonzero(a: Any) -> Any:
-    """Return the indices of the elements that are not zero, dimension by dimension."""
+    """Return the indices of the nonzero elements, one array for each dimension."""
     if not a.ndim:
         raise ValueError(
             "Calling nonzero on 0d arrays is not allowed. Use np.atleast_1d(scalar).nonzero() instead."
@@ -299,5 +299,5 @@ def nonzero(a: Any) -> Any:
 
 @implements(np.argwhere)
 def argwhere(a: Any) -> Any:
-    """Return the indices of the elements that are not zero, one row for each."""
+    """Return the indices of the nonzero elements, one row for each element."""
     return np.stack(nonzero(np.atleast_1d(a)), axis=1)[:, : a.ndim]

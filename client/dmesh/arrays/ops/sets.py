@@ -1,4 +1,4 @@
-"""Sets by a sample sort: distinct elements, unions, differences, membership; look-ups in sorted arrays."""
+"""Set operations by a sample sort: distinct elements, unions, differences, membership; `searchsorted`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dmesh.errors import UnshardableError
 
 
 def first_of_runs(x: DTensor, equal_nan: bool) -> DTensor:
-    """Return where a sorted array of one dimension has another element than before."""
+    """Return where an element of a sorted one-dimensional array differs from the preceding one."""
     spec = x.spec
     target = spec.replace(dtype=np.bool_)
     ends = [stop - 1 for start, stop in spec.cuts(0) if stop > start]
@@ -61,7 +61,7 @@ def _ravel(x: DTensor) -> DTensor:
 def _distinct(
     x: DTensor, equal_nan: bool = True, index: bool = False, inverse: bool = False, counts: bool = False
 ) -> tuple[Any, Any, Any, Any]:
-    """Return the distinct elements, where each occurs first, which one each element is, and how often."""
+    """Return the distinct elements, their first indices, the inverse indices, and their counts."""
     flat = _ravel(x)
     keys, *order = sort_together("np.unique", flat, *([positions(flat.spec)] if index or inverse else []))
     first = first_of_runs(keys, equal_nan)
@@ -79,7 +79,7 @@ def _distinct(
 
 
 def _as_rows(x: DTensor) -> DTensor:
-    """Return the rows of a matrix as elements of as many fields, which are compared one after the other."""
+    """Return the rows of a matrix as structured elements, which compare lexicographically."""
     table = reshape(x, (x.shape[0], math.prod(x.shape[1:])))
     spec = table.spec.complete()
     axis = next((axis for axis in spec.axes if axis != WHOLE), WHOLE)
@@ -109,7 +109,7 @@ def unique(
     ar: Any, return_index: bool = False, return_inverse: bool = False, return_counts: bool = False,
     axis: Any = None, *, equal_nan: bool = True, sorted: bool = True,
 ) -> Any:  # fmt: skip
-    """Return the distinct elements, or rows along an axis, in ascending order, cut along a mesh dimension."""
+    """Return the distinct elements, or slices along an axis, in ascending order, sharded."""
     del sorted
     asked = (return_index, return_inverse, return_counts)
     if axis is None or ar.ndim == 1:
@@ -131,7 +131,7 @@ def unique_values(x: Any) -> DTensor:
 
 
 def _named(function: Callable[..., Any], *wanted: int) -> Callable[[Any], Any]:
-    """Return the handler of a function that returns some of the results of `_distinct` by name."""
+    """Return the handler of a function whose result is a named tuple of results of `_distinct`."""
     kind = type(function(np.empty(0)))
 
     def handler(x: Any) -> Any:
@@ -166,7 +166,7 @@ def union1d(ar1: Any, ar2: Any) -> Any:
 
 @implements(np.intersect1d)
 def intersect1d(ar1: Any, ar2: Any, assume_unique: bool = False, return_indices: bool = False) -> Any:
-    """Return the distinct elements that two arrays have in common, in ascending order."""
+    """Return the distinct common elements of two arrays, in ascending order."""
     del assume_unique
     _both("np.intersect1d", ar1, ar2)
     a, at, _, _ = _distinct(ar1, index=return_indices)
@@ -180,7 +180,7 @@ def intersect1d(ar1: Any, ar2: Any, assume_unique: bool = False, return_indices:
 
 @implements(np.setdiff1d)
 def setdiff1d(ar1: Any, ar2: Any, assume_unique: bool = False) -> Any:
-    """Return the distinct elements of one array that another one does not have."""
+    """Return the distinct elements of one array that are not in the other."""
     _both("np.setdiff1d", ar1, ar2)
     a = _ravel(ar1) if assume_unique else unique(ar1)
     return compress(a, isin(a, ar2, invert=True))
@@ -188,7 +188,7 @@ def setdiff1d(ar1: Any, ar2: Any, assume_unique: bool = False) -> Any:
 
 @implements(np.setxor1d)
 def setxor1d(ar1: Any, ar2: Any, assume_unique: bool = False) -> Any:
-    """Return the distinct elements that one of two arrays has, in ascending order."""
+    """Return the distinct elements that are in exactly one of two arrays, in ascending order."""
     _both("np.setxor1d", ar1, ar2)
     a, b = setdiff1d(ar1, ar2, assume_unique), setdiff1d(ar2, ar1, assume_unique)
     return sort_together("np.setxor1d", concatenate([a, b]))[0]
@@ -198,7 +198,7 @@ def setxor1d(ar1: Any, ar2: Any, assume_unique: bool = False) -> Any:
 
 
 def _is_large(table: Any, values: Any) -> bool:
-    """Return whether a table is cut, and sorting it with the values moves less than reading it whole."""
+    """Return whether a table is sharded, and sorting it with the values moves less than gathering it."""
     return (
         isinstance(table, DTensor) and isinstance(values, DTensor) and table.spec.shards > 1
         and table.size * table.spec.shards > values.size
@@ -206,14 +206,14 @@ def _is_large(table: Any, values: Any) -> bool:
 
 
 def _sorted_with(name: str, first: DTensor, second: DTensor) -> tuple[DTensor, DTensor]:
-    """Return two joined arrays in order, equal elements of the first before, and their former places."""
+    """Sort two concatenated arrays, stably; return the elements and their old indices."""
     joined = concatenate([_ravel(first), _ravel(second)])
     keys, places = sort_together(name, joined, positions(joined.spec))
     return keys, places
 
 
 def _in_order(name: str, places: DTensor, results: DTensor, chosen: DTensor, like: DTensor) -> DTensor:
-    """Return the results of some of the joined elements in the order that these had, shaped like an array."""
+    """Return results of some of the concatenated elements in their old order, in the shape of `like`."""
     found = sort_together(name, compress(places, chosen), compress(results, chosen))[1]
     target = like.spec.complete().replace(dtype=results.dtype)
     return move(reshape(found, like.shape), target)
@@ -223,7 +223,7 @@ def _in_order(name: str, places: DTensor, results: DTensor, chosen: DTensor, lik
 def isin(
     element: Any, test_elements: Any, assume_unique: bool = False, invert: bool = False, *, kind: Any = None
 ) -> Any:
-    """Return whether elements are among others; a small table of these every device gets whole."""
+    """Return whether elements are in a table; every device gets the whole table if it is small."""
     if not _is_large(test_elements, element):
         table = np.asarray(read_whole(test_elements))
         if not isinstance(element, DTensor):
@@ -233,7 +233,7 @@ def isin(
         )
     grid_among([element, test_elements], "np.isin")
     keys, places = _sorted_with("np.isin", test_elements, element)
-    # A run of equal elements begins with one of the table, if it has any.
+    # A run of equal elements begins with those of the table, if there are any.
     run = accumulate(np.add, first_of_runs(keys, False), 0, np.intp)
     of_table = elementwise(np.less, (places, test_elements.size), {})
     found = elementwise(np.equal, (accumulate(np.maximum, where_(of_table, run, 0), 0), run), {})
@@ -243,10 +243,10 @@ def isin(
 
 @implements(np.searchsorted)
 def searchsorted(a: Any, v: Any, side: Any = "left", sorter: Any = None) -> Any:
-    """Return where values belong in a sorted array, of which each device counts its own block's elements.
+    """Return the insertion points of values in a sorted array: each device counts elements of its own block.
 
-    Values that are cut along the same mesh dimension are sorted together with the array. A small array, or
-    one with `sorter`, every device gets whole.
+    Values that are sharded along the same mesh dimension are sorted together with the array. Every device
+    gets the whole array if it is small, or if there is a `sorter`.
     """
     name = "np.searchsorted"
     if side not in ("left", "right"):

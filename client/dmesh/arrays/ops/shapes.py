@@ -1,4 +1,4 @@
-"""Operations on shapes: new orders, lengths and numbers of dimensions; copies."""
+"""Operations on shapes: reshape, transpose, squeeze, broadcast; copies."""
 
 from __future__ import annotations
 
@@ -19,31 +19,29 @@ from dmesh.arrays.ops.mappings import map_blocks, moved_dims
 from dmesh.arrays.spec import WHOLE, spec_of
 from dmesh.errors import UnshardableError
 
-_f: Any  # NumPy's functions, by families
+_f: Any  # loop variable of the registrations below
 
 
 def axis_of(axis: Any, ndim: int) -> int:
-    """Return a dimension by its number, which may be negative."""
+    """Return a dimension as a non-negative number."""
     return int(np.lib.array_utils.normalize_axis_index(operator.index(axis), ndim))
 
 
 def axes_of(axis: Any, ndim: int) -> tuple[int, ...]:
-    """Return dimensions by their numbers, which may be negative."""
+    """Return dimensions as non-negative numbers."""
     return tuple(np.lib.array_utils.normalize_axis_tuple(axis, ndim))
 
 
 def _row_major(order: str, name: str) -> None:
     if order not in ("C", "K", "A"):
-        raise UnshardableError(
-            f"np.{name} of sharded arrays takes elements in C order only, not order={order!r}"
-        )
+        raise UnshardableError(f"np.{name} of sharded arrays supports only C order, got order={order!r}")
 
 
 @implements(np.reshape)
 def reshape(
     a: Any, /, shape: Any = None, order: str = "C", *, newshape: Any = None, copy: bool | None = None
 ) -> Any:
-    """Return an array with another shape: see `mappings.reshape`."""
+    """Return an array with another shape; see `mappings.reshape`."""
     _row_major(order, "reshape")
     wanted = newshape if shape is None else shape
     lengths = [operator.index(n) for n in (wanted if isinstance(wanted, (tuple, list)) else (wanted,))]
@@ -63,7 +61,7 @@ def reshape(
 
 @implements(np.ravel)
 def ravel(a: Any, order: str = "C") -> Any:
-    """Return the elements in one dimension."""
+    """Return the flattened array."""
     _row_major(order, "ravel")
     return mappings.reshape(a, (a.size,))
 
@@ -96,7 +94,7 @@ def swapaxes(a: Any, axis1: Any, axis2: Any) -> Any:
 
 @implements(np.moveaxis)
 def moveaxis(a: Any, source: Any, destination: Any) -> Any:
-    """Return an array with dimensions at new places; nothing moves."""
+    """Return an array with dimensions at new positions; nothing moves."""
     sources, targets = axes_of(source, a.ndim), axes_of(destination, a.ndim)
     if len(sources) != len(targets):
         raise ValueError("`source` and `destination` arguments must have the same number of elements")
@@ -108,7 +106,7 @@ def moveaxis(a: Any, source: Any, destination: Any) -> Any:
 
 @implements(np.rollaxis)
 def rollaxis(a: Any, axis: Any, start: int = 0) -> Any:
-    """Return an array with a dimension before another one; nothing moves."""
+    """Return an array with a dimension moved before another one; no element moves."""
     at = axis_of(axis, a.ndim)
     place = start + a.ndim if start < 0 else start
     order = [d for d in range(a.ndim) if d != at]
@@ -138,7 +136,7 @@ def squeeze(a: Any, axis: Any = None) -> Any:
 
 
 def _relabel(a: DTensor, shape: tuple[int, ...], new: Sequence[int], dropped: Sequence[int]) -> DTensor:
-    """Add and drop dimensions of length 1; one that is cut is first brought to all devices."""
+    """Add and drop dimensions of length 1; a sharded one is first sent to all devices."""
     spec = a.spec
     if any(spec.axes[d] != WHOLE for d in dropped):
         spec = spec.complete().replace(
@@ -177,7 +175,7 @@ for _f, _n in ((np.atleast_1d, 1), (np.atleast_2d, 2), (np.atleast_3d, 3)):
 
 @implements(np.broadcast_to)
 def broadcast_to(array: Any, shape: Any, subok: bool = False) -> Any:
-    """Return an array that is repeated along new and lengthened dimensions."""
+    """Return an array broadcast to a shape."""
     del subok
     lengths = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     if np.broadcast_shapes(array.shape, lengths) != lengths:
@@ -199,13 +197,13 @@ def broadcast_to(array: Any, shape: Any, subok: bool = False) -> Any:
 
 @implements(np.broadcast_arrays)
 def broadcast_arrays(*args: Any, subok: bool = False) -> Any:
-    """Return arrays of one shape."""
+    """Return arrays broadcast to a common shape."""
     del subok
     for x in args:
         check_operand(x, "np.broadcast_arrays")
     if not all(isinstance(x, DTensor) for x in args):
         raise UnshardableError(
-            "np.broadcast_arrays of sharded arrays and numbers: make the numbers arrays, by dmesh.full"
+            "np.broadcast_arrays cannot mix sharded arrays and numbers. Make them arrays with dmesh.full"
         )
     shape = np.broadcast_shapes(*(x.shape for x in args))
     return tuple(broadcast_to(x, shape) for x in args)
@@ -226,7 +224,7 @@ def copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = True) ->
     """Copy values to an array, in its layout."""
     if not isinstance(dst, DTensor):
         raise UnshardableError(
-            "np.copyto writes to a sharded array, or from plain to plain; x.full() is the whole array"
+            "np.copyto cannot copy a sharded array to a plain one. Use x.full() for the whole array"
         )
     check_operand(src, "np.copyto")
     kind: Any = casting
@@ -256,8 +254,8 @@ def _like(make: Any) -> Any:
         del order, subok, device
         if shape is not None and tuple(np.atleast_1d(shape)) != a.shape:
             raise UnshardableError(
-                "shape= of the _like functions is refused for sharded arrays: use dmesh.zeros and "
-                "others, with a layout"
+                "shape= of the _like functions is not supported for sharded arrays. Use dmesh.zeros and the "
+                "like with a layout"
             )
         spec = a.spec.complete().replace(dtype=a.dtype if dtype is None else dtype)
         return from_blocks_of(spec, lambda local: make(local, spec.dtype))

@@ -1,8 +1,8 @@
-"""Sorting: on each device where the dimension is whole or can be, else by a sample sort of what is cut.
+"""Sorting: on each device if the dimension can be unsharded, else by a sample sort.
 
-A sample sort puts each block into order, and reads samples of all blocks: they tell, up to a few elements,
-where the blocks of the result begin. Those few are read, too. So the blocks of the result have the lengths
-that the layout gives them, and each element travels once. Equal elements keep their order.
+A sample sort sorts each block, and reads samples of all blocks. They determine the first element of each
+block of the result up to a few candidates, which are read as well. So the blocks of the result have the
+lengths of the layout, and each element travels once. The sort is stable.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def positions(spec: Spec) -> DTensor:
 
 
 def sort_together(name: str, key: DTensor, *others: DTensor, order: Any = None) -> tuple[DTensor, ...]:
-    """Return a one-dimensional array in ascending order, and others, as long, put into the same new order.
+    """Return a sorted one-dimensional array, and others of the same length in the same new order.
 
-    The sort is stable. Which elements travel depends on their values.
+    The sort is stable. The number of bytes that move depends on the elements.
     """
     spec = key.spec.complete()
     there = [bring(x, spec.replace(dtype=x.dtype), name) for x in (key, *others)]
@@ -98,7 +98,7 @@ def stable_argsort(x: Any, axis: int = -1, order: Any = None) -> NDArray[np.intp
 
 
 def _parts(runs: DTensor, order: Any) -> tuple[Part, ...]:
-    """Return which elements of each sorted block go to which block of the result."""
+    """Return the parts of each sorted block for each block of the result."""
     spec = runs.spec
     starts = np.array([start for start, _ in spec.cuts(0)])
     lengths = np.array([stop - start for start, stop in spec.cuts(0)])
@@ -115,19 +115,19 @@ def _parts(runs: DTensor, order: Any) -> tuple[Part, ...]:
 
 
 def _shares(runs: DTensor, starts: NDArray[Any], lengths: NDArray[Any], order: Any) -> NDArray[Any]:
-    """Return how many elements of each sorted block precede each block of the result.
+    """Return the number of elements of each sorted block that precede each block of the result.
 
-    Elements are ordered by their value, then by their block. All devices read the same elements, and come to
-    the same numbers.
+    Elements are ordered by value, then by block. All devices read the same elements, and get the same
+    numbers.
     """
     shards = len(lengths)
-    # As many samples of each block as there will be elements between two of them, in all blocks.
+    # Choose the number of samples per block such that about as many elements lie between two samples.
     most = math.isqrt(2 * shards * int(lengths[0])) + 1
     taken = [np.arange(min(most, n)) * n // max(min(most, n), 1) for n in lengths.tolist()]
     samples = _read(runs, [start + at for start, at in zip(starts, taken, strict=True)])
     blocks = np.repeat(np.arange(shards), [len(at) for at in taken])
     owners = blocks[np.argsort(samples, kind="stable", order=order)]
-    # Up to each sample, at least so many elements of a block, and at most so many, are as small.
+    # Lower and upper bounds of the number of a block's elements that are not larger than each sample.
     least = [np.concatenate([[0], at + 1]) for at in taken]
     greatest = [np.concatenate([at, [n]]) for at, n in zip(taken, lengths, strict=True)]
     low, high = np.zeros(len(owners), np.int64), np.zeros(len(owners), np.int64)
@@ -143,7 +143,7 @@ def _shares(runs: DTensor, starts: NDArray[Any], lengths: NDArray[Any], order: A
         first[:, block] = least[block][np.searchsorted(places, before, "right")]
         last[:, block] = greatest[block][np.searchsorted(places, after, "right")]
     first[0] = last[0] = 0
-    # What lies between is read, and put into order.
+    # Read the elements between the bounds, and sort them.
     spans = [
         [start + np.arange(a, b) for start, a, b in zip(starts, row, end, strict=True)]
         for row, end in zip(first, last, strict=True)
@@ -170,7 +170,7 @@ def _read(x: DTensor, places: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def fits(spec: Spec, dims: Sequence[int]) -> bool:
-    """Return whether some dimensions can be whole on each device with no larger blocks."""
+    """Return whether some dimensions can be unsharded without larger blocks."""
     return not is_larger(spec, free_axes(spec, dims))
 
 
@@ -187,7 +187,7 @@ def sort_dim(name: str, x: DTensor, dim: int, *, places: bool = False, order: An
     other = max(wide, key=lambda d: spec.cuts(d)[0][1], default=None)
     if other is not None and spec.cuts(other)[0][1] >= spec.grid.sizes[spec.axes[dim]]:
         return _sort_split(name, bring(x, spec, name), dim, other, function, order)
-    # There are few others: each is an array of one dimension.
+    # There are few lines along the dimension: sort each as a one-dimensional array.
     result = from_blocks_of(
         spec.replace(dtype=np.intp if places else x.dtype),
         partial(np.zeros, dtype=np.intp if places else x.dtype),
@@ -205,7 +205,7 @@ def _sort_flat(name: str, x: DTensor, places: bool, order: Any) -> DTensor:
 
 
 def _sort_split(name: str, x: DTensor, dim: int, other: int, function: Any, order: Any) -> DTensor:
-    """Sort along a dimension while its mesh axis cuts the blocks of another dimension once more."""
+    """Sort along a dimension after its mesh axis was moved to split the blocks of another dimension."""
     spec = x.spec
     width = spec.cuts(other)[0][1]
     shape, axes = list(spec.shape), list(spec.axes)
@@ -283,7 +283,7 @@ implements(np.argpartition)(_partitioned(np.argpartition, True))
 
 @implements(np.lexsort)
 def lexsort(keys: Any, axis: int = -1) -> DTensor:
-    """Return the order that sorts by the last of several keys, equal ones by the one before it, and so on."""
+    """Return the indices that sort by several keys, the last one first."""
     rest = list(keys) if isinstance(keys, (list, tuple)) else [keys[at] for at in range(len(keys))]
     for key in rest:
         check_operand(key, "np.lexsort")
@@ -300,6 +300,6 @@ def lexsort(keys: Any, axis: int = -1) -> DTensor:
 
 @implements(np.sort_complex)
 def sort_complex(a: Any) -> DTensor:
-    """Return the elements in ascending order, as complex numbers."""
+    """Return the sorted elements as complex numbers."""
     found = sort_dim("np.sort_complex", a, a.ndim - 1)
     return found if a.dtype.kind == "c" else astype(found, np.sort_complex(np.empty(0, a.dtype)).dtype)

@@ -1,8 +1,8 @@
-"""Factorizations of tall matrices that are cut along their rows: QR of each block, then of all R (TSQR).
+"""Factorizations of tall matrices that are sharded along their rows: QR of each block, then of all R (TSQR).
 
-The columns are few: the R of all blocks fit on each device, and are the only thing that travels. Singular
-values of a matrix that is not tall need it whole, and the policy of implicit gathers decides; its QR is by
-panels (`householder`).
+A tall matrix has so few columns that the R of all blocks fit on each device; nothing else is sent. Singular
+values of other matrices need the whole matrix, subject to the policy of implicit gathers; `householder` has
+their QR.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from dmesh.errors import UnshardableError
 
 
 def _is_tall(spec: Spec) -> bool:
-    """Return whether the R of all blocks are shorter than the matrix, if it is cut along its rows."""
+    """Return whether a matrix is sharded along its rows, and all R together have fewer rows than it."""
     rows = spec.cuts(0) if spec.axes[0] != WHOLE else bounds(spec.shape[0], spec.grid.sizes[spec.axes[1]])
     return sum(min(stop - start, spec.shape[1]) for start, stop in rows) < spec.shape[0]
 
 
 def tsqr(name: str, a: DTensor) -> tuple[DTensor, DTensor]:
-    """Return Q, cut along its rows, and R, which every device has whole."""
+    """Return Q, sharded along its rows, and R, replicated."""
     kind = np.linalg.qr(np.eye(1, dtype=a.dtype))[1].dtype
     axis = a.spec.axes[0] if a.spec.axes[0] != WHOLE else a.spec.axes[1]
     x = bring(astype(a, kind), a.spec.complete().replace(axes=(axis, WHOLE), dtype=kind), name)
@@ -70,17 +70,18 @@ def _adjoint(x: DTensor) -> DTensor:
 
 
 def _small(name: str, kernel: Any, x: DTensor, *shapes: tuple[tuple[int, ...], Any]) -> tuple[DTensor, ...]:
-    """Call a kernel on an array that every device has whole."""
+    """Call a kernel on a replicated array."""
     targets = [spec_of(x.spec.grid, shape, np.dtype(dtype)) for shape, dtype in shapes]
     return run_local(name, kernel, [x], [x.spec.replicated()], targets)
 
 
 def _completed(name: str, q: DTensor) -> DTensor:
-    """Return a square unitary matrix, cut along its rows, whose first columns are an orthonormal matrix.
+    """Return a square unitary matrix, sharded along its rows, whose first columns are an orthonormal matrix.
 
     The other columns are those of a block reflector, I - W @ inv(K) @ W^H with W = Q + [S; 0], that maps
     [S; 0] to -Q. S is the unitary polar factor of Q's first rows, for which K's eigenvalues lie between 1
-    and 2. Each device gets Q: no more than its block of the result, if that has as many rows as Q columns.
+    and 2. Each device gets all of Q, which is no larger than its block of the result if that has as many rows
+    as Q has columns.
     """
     rows, columns = q.shape
     target = q.spec.replace(shape=(rows, rows), axes=(q.spec.axes[0], WHOLE))
@@ -107,11 +108,10 @@ def _completed(name: str, q: DTensor) -> DTensor:
 
 
 def qr(a: DTensor, mode: str) -> Any:
-    """Return the QR factors: of a tall matrix up to the signs of the rows of R, of others with NumPy's."""
+    """Return the QR factors, with NumPy's signs; for a tall matrix, rows of R may have the other sign."""
     if mode not in ("reduced", "complete", "r"):
         raise UnshardableError(
-            "np.linalg.qr of a matrix that is cut is built for mode='reduced', 'complete' and 'r', "
-            f"not {mode!r}"
+            f"np.linalg.qr of a sharded matrix supports mode='reduced', 'complete' and 'r', not {mode!r}"
         )
     name, (rows, columns) = "np.linalg.qr", a.shape
     q: DTensor | None
@@ -128,7 +128,7 @@ def qr(a: DTensor, mode: str) -> Any:
 
 
 def thin_svd(name: str, a: DTensor) -> tuple[DTensor, DTensor, DTensor]:
-    """Return the thin singular value decomposition of a matrix that is tall, or wide."""
+    """Return the thin singular value decomposition of a tall or wide matrix."""
     if a.shape[0] < a.shape[1]:
         u, s, v = thin_svd(name, _adjoint(a))
         return _adjoint(v), s, _adjoint(u)
@@ -147,7 +147,7 @@ def thin_svd(name: str, a: DTensor) -> tuple[DTensor, DTensor, DTensor]:
 
 
 def svdvals(name: str, a: DTensor) -> DTensor:
-    """Return the singular values of a matrix that is tall, or wide."""
+    """Return the singular values of a tall or wide matrix."""
     _, r = tsqr(name, a if a.shape[0] >= a.shape[1] else _adjoint(a))
     real = np.empty(0, r.dtype).real.dtype
     return _small(name, lambda b: np.linalg.svd(b, compute_uv=False), r, ((r.shape[0],), real))[0]

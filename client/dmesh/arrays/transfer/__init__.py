@@ -1,7 +1,7 @@
-"""From one placement of an array to another.
+"""Moving an array from one placement to another.
 
-- `mapping`: which elements go where, as pure plans.
-- `plan`: the steps from placement to placement, with their cost in bytes.
-- `execute`: plans carried out on a client's blocks.
-- `functions`: `copy_to_mesh`, `relayout` and the others of TensorFlow's.
+- `mapping`: mappings of elements, and plans of their exchange. No IO.
+- `plan`: the steps from one placement to another, with their cost in bytes.
+- `execute`: execution of plans on a client's blocks.
+- `functions`: `copy_to_mesh`, `relayout` and others of TensorFlow's names.
 """

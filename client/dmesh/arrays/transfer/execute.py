@@ -1,4 +1,4 @@
-"""Execution of plans on a client's shards: copies between its devices, and one call for those of others."""
+"""Execution of plans on a client's shards: copies between its devices, one call for all other clients."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ Shards = tuple[Array, ...]
 def run_exchange(
     plan: Exchange, shards: Sequence[Array], dtype: np.dtype[Any], into: Sequence[Array] | None = None
 ) -> Shards:
-    """Carry out a mapping.
+    """Carry out the exchange of a mapping.
 
     Args:
-        plan: What goes where.
+        plan: The plan.
         shards: This client's blocks of the source.
-        dtype: Of the elements.
-        into: This client's blocks of the target, to be written to; by default new ones, or views of the
-            source's where a block is a part of one.
+        dtype: Type of the elements.
+        into: This client's blocks of the target, to write to; None for new ones, which are views of the
+            source's blocks where possible.
 
     Returns:
         The target's blocks.
@@ -76,7 +76,7 @@ def run_exchange(
 
 
 def _communicate(plan: Exchange, shards: Sequence[Array], dtype: np.dtype[Any]) -> list[tuple[Piece, Array]]:
-    """Send all pieces for other clients in one call; return those that have come."""
+    """Send all pieces for other clients in one call; return the received pieces."""
     group = plan.grid.group()
     total = sum(plan.matrix[group.rank])
     sent = [(piece.source, shards[piece.source][piece.take]) for pieces in plan.sends for piece in pieces]
@@ -109,7 +109,7 @@ def _in_a_row(views: Sequence[tuple[int, Array]]) -> Array | None:
 
 
 def call(group: Group, request: Request) -> Array:
-    """Make a call that says which operation makes it, and where in the program."""
+    """Make a collective call, with the name of the operation and the program's line in its descriptor."""
     labeled = request.labeled(ledger.current_operation("relayout"), ledger.place())
     result: Array = group.call(labeled, None, False)
     return result
@@ -133,7 +133,7 @@ def reduce_among(
 
 
 def gather_rows(group: Group, shards: Sequence[Array], counts: Sequence[int]) -> Array:
-    """Return the rows of all clients of a group, of which each has some; in memory in common if possible."""
+    """Return the concatenated rows of all clients of a group, in shared memory if possible."""
     first = shards[0]
     row, mine = math.prod(first.shape[1:]) * first.itemsize, sum(len(shard) for shard in shards)
     total = sum(counts)
@@ -154,7 +154,7 @@ def gather_rows(group: Group, shards: Sequence[Array], counts: Sequence[int]) ->
 
 
 def gather_counts(group: Group, numbers: Array) -> Array:
-    """Return the numbers of all clients of a group, one row for each."""
+    """Return the numbers of all clients of a group, one row for each client."""
     gathered = call(group, group.requests.make("all_gather", numbers, axis=None, counts=None))
     ledger.count("counts", gathered.nbytes - numbers.nbytes)
     return gathered

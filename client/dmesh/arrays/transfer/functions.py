@@ -1,4 +1,4 @@
-"""Functions that bring arrays to a mesh, to another layout, and back: TensorFlow's names."""
+"""Functions that move arrays to a mesh, to another layout, and back, under TensorFlow's names."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ from dmesh.mesh import Mesh, default_mesh
 def copy_to_mesh(
     tensor: ArrayLike | DTensor, layout: Layout, source_layout: Layout | None = None, *, uneven: bool = False
 ) -> DTensor:
-    """Return a sharded array made of a plain one, equal on all clients, or of a sharded one; see `relayout`.
+    """Return a sharded array from a plain one that is equal on all clients. Nothing is sent.
 
     ```python
     x = dmesh.copy_to_mesh(np.arange(8.0), dmesh.Layout(["x"], mesh))
     ```
 
     Args:
-        tensor: A NumPy array, with the same elements on every client, which are neither sent nor compared; or
-            a sharded array.
-        layout: Where it goes.
-        source_layout: Kept for TensorFlow's sake; a sharded array knows its layout.
-        uneven: Whether a length need not be a multiple of the number of shards: the last ones are shorter.
+        tensor: A NumPy array with the same elements on every client, which dmesh does not compare; or a
+            sharded array, as for `relayout`.
+        layout: The new layout.
+        source_layout: Ignored; for compatibility with TensorFlow.
+        uneven: Whether to accept lengths that the number of shards does not divide: the last shards are
+            shorter.
 
     Raises:
         LayoutError: The layout does not fit the array.
@@ -48,17 +49,18 @@ def copy_to_mesh(
 def relayout(
     tensor: ArrayLike | DTensor, layout: Layout, name: str | None = None, *, uneven: bool = False
 ) -> DTensor:
-    """Return an array in another layout of its mesh: cut, gathered, or cut along another dimension.
+    """Return an array in another layout of its mesh.
 
     Args:
-        tensor: The array; a plain one must have the same elements on every client.
-        layout: Where it goes; `MATCH` keeps the sharding of a dimension.
-        name: Kept for TensorFlow's sake.
-        uneven: Whether a length need not be a multiple of the number of shards: the last ones are shorter.
+        tensor: A sharded array; or a NumPy array with the same elements on every client.
+        layout: The new layout; `MATCH` keeps the sharding of a dimension.
+        name: Ignored; for compatibility with TensorFlow.
+        uneven: Whether to accept lengths that the number of shards does not divide: the last shards are
+            shorter.
 
     Raises:
         LayoutError: The layout does not fit the array.
-        MeshMismatchError: The layout is of another mesh than the array.
+        MeshMismatchError: The layout is on another mesh than the array.
     """
     del name
     tensor = read(tensor)
@@ -75,7 +77,7 @@ def relayout(
 def _moved(tensor: DTensor, target: Spec) -> DTensor:
     if target.grid is not tensor.spec.grid:
         raise MeshMismatchError(
-            "relayout stays on the array's mesh; copy_to_mesh(x.full(), layout) brings it to another one"
+            "relayout does not move an array to another mesh. Use copy_to_mesh(x.full(), layout)"
         )
     result = move(tensor, target)
     return result if result is not tensor else tensor.alias()
@@ -85,7 +87,7 @@ def relayout_like(tensor: ArrayLike | DTensor, layout_tensor: DTensor, name: str
     """Return an array in the layout of another one; see `relayout`.
 
     Raises:
-        UnshardableError: `layout_tensor` is no sharded array.
+        UnshardableError: `layout_tensor` is not a sharded array.
     """
     return relayout(tensor, fetch_layout(layout_tensor), name, uneven=True)
 
@@ -94,7 +96,7 @@ def fetch_layout(tensor: DTensor) -> Layout:
     """Return the layout of a sharded array or of a `DVariable`.
 
     Raises:
-        UnshardableError: It is no sharded array.
+        UnshardableError: `tensor` is not a sharded array.
     """
     value = read(tensor)
     if not isinstance(value, DTensor):
@@ -105,11 +107,11 @@ def fetch_layout(tensor: DTensor) -> Layout:
 
 
 def check_layout(tensor: DTensor, layout: Layout) -> None:
-    """Raise if an array has another layout.
+    """Check that an array has a layout.
 
     Raises:
-        LayoutError: It has.
-        UnshardableError: It is no sharded array.
+        LayoutError: The array has another layout.
+        UnshardableError: `tensor` is not a sharded array.
     """
     found = fetch_layout(tensor)
     if found != layout:
@@ -120,12 +122,12 @@ def check_layout(tensor: DTensor, layout: Layout) -> None:
 
 
 def pack(tensors: Sequence[ArrayLike], layout: Layout) -> DTensor:
-    """Return a sharded array of this client's blocks, all of the same shape; nothing is sent.
+    """Return a sharded array made of the clients' blocks, all of the same shape; nothing is sent.
 
     Args:
-        tensors: One block for each of this client's devices, in their order. Blocks of devices that have
-            the same part of the array are not compared: the first one's counts.
-        layout: Where the array lies.
+        tensors: One block for each of this client's devices, in their order. If the layout gives several
+            devices the same block, the first one's is used.
+        layout: Layout of the array.
 
     Raises:
         LayoutError: The number of blocks, their shapes or their rank do not fit.
@@ -147,7 +149,7 @@ def unpack(tensor: DTensor) -> list[NDArray[Any]]:
     """Return this client's blocks, one for each of its devices, as read-only views; see `DTensor.to_local`.
 
     Raises:
-        UnshardableError: It is no sharded array.
+        UnshardableError: `tensor` is not a sharded array.
     """
     if not isinstance(tensor, DTensor):
         raise UnshardableError(
@@ -157,17 +159,17 @@ def unpack(tensor: DTensor) -> list[NDArray[Any]]:
 
 
 def call_with_layout(fn: Callable[..., Any], layout: Layout | None, *args: Any, **kwargs: Any) -> Any:
-    """Call a function and return its result in a layout; without a layout, as it is.
+    """Call a function and return its result in a layout, or unchanged without a layout.
 
     ```python
     x = dmesh.call_with_layout(np.ones, dmesh.Layout(["x", "unsharded"], mesh), (8, 3))
     ```
 
     Args:
-        fn: Returns an array, the same on every client.
-        layout: Where the result goes.
-        *args: For the function.
-        **kwargs: For the function.
+        fn: Function that returns the same array on every client.
+        layout: Layout of the result.
+        *args: Positional arguments of the function.
+        **kwargs: Keyword arguments of the function.
 
     Raises:
         LayoutError: The layout does not fit the result.
@@ -178,7 +180,7 @@ def call_with_layout(fn: Callable[..., Any], layout: Layout | None, *args: Any, 
 
 @contextmanager
 def run_on(mesh: Mesh) -> Iterator[None]:
-    """Use a mesh as the default within the block: TensorFlow's former name of `default_mesh`."""
+    """Use a mesh as the default within a `with` block: TensorFlow's former name of `default_mesh`."""
     if not isinstance(mesh, Mesh):
         raise MeshError(f"run_on takes a Mesh, got {type(mesh).__name__}")
     grid_of(mesh)

@@ -1,9 +1,9 @@
-"""Blocks that travel when elements change places: pure plans, from the placements of source and target.
+"""Mappings of elements from a source to a target, and plans of the blocks to exchange. No IO.
 
-A mapping pairs elements of a source with elements of a target, dimension by dimension: pair i of a dimension
-has the index `source + i * step` on one side, or the i-th of a list of indices. Relayout, slices, `take`,
-`concatenate`, reshape and halos are all such mappings. `plan_exchange` finds out which device gets what from
-which, for all clients at once, so that all of them come to the same plan.
+A mapping pairs elements of a source with elements of a target, separately for each dimension: pair i of a
+dimension has the index `start + i * step` on each side, or the i-th of a list of indices. Relayout, slices,
+`take`, `concatenate`, reshape and halos are such mappings. `plan_exchange` computes the blocks that each
+device receives from each other one, for all clients at once, so that all clients have the same plan.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from dmesh.arrays.grid import Grid
 from dmesh.arrays.spec import WHOLE, Bounds, Spec
 
 Selector = slice | NDArray[np.intp]
-"""Elements of a block along one dimension."""
+"""Selection of elements of a block along one dimension."""
 
 
 class Run(NamedTuple):
-    """Indices `start`, `start + step`, and so on; with a step of 0, the same index again and again."""
+    """Indices `start`, `start + step`, and so on; a step of 0 repeats one index."""
 
     start: int = 0
     step: int = 1
 
 
 EVERY = Run()
-"""All indices, in their order."""
+"""All indices, in order."""
 Indices = Run | NDArray[np.intp]
 """Index of each pair on one side of a mapping."""
 
@@ -43,7 +43,7 @@ class Side:
     """One side of a mapping along one dimension."""
 
     axis: int
-    """Mesh axis along which the side is cut, or `WHOLE`."""
+    """Mesh axis along which the side is sharded, or `WHOLE`."""
     cuts: Bounds
     """Begin and end of each shard; those of a target may overlap."""
     at: Indices = EVERY
@@ -59,40 +59,40 @@ class Dim:
     source: Side
     target: Side
     parts: tuple[Part, ...] | None = None
-    """What goes where, if it is known beforehand: the indices of both sides are not read then."""
+    """The parts, if they are known beforehand; the indices of both sides are then ignored."""
 
 
 class Part(NamedTuple):
-    """What target shard `target` gets from source shard `source` along one dimension."""
+    """Elements that target shard `target` gets from source shard `source` along one dimension."""
 
     source: int
     target: int
     take: Selector
-    """Within the source's block."""
+    """Selection within the source's block."""
     put: Selector
-    """Within the target's block."""
+    """Selection within the target's block."""
     taken: int
-    """Elements that are taken."""
+    """Number of elements."""
 
 
 class Piece(NamedTuple):
-    """Elements that a slot of a client gets from a slot of a client."""
+    """Elements that one slot gets from another, of the same or another client."""
 
     source: int
-    """Index of the slot on the client that sends."""
+    """Index of the slot on the sending client."""
     target: int
-    """Index of the slot on the client that receives."""
+    """Index of the slot on the receiving client."""
     take: tuple[Selector, ...]
     put: tuple[Selector, ...]
     shape: tuple[int, ...]
-    """Of what is taken."""
+    """Shape of the elements."""
     moves: bool = True
-    """False if the target's device has the elements already."""
+    """False if the target's device already has the elements."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Plan of one mapping for one client, with what all clients must agree on."""
+    """Plan of one mapping for one client, and the counts that all clients share."""
 
     grid: Grid
     shapes: tuple[tuple[int, ...], ...]
@@ -100,19 +100,19 @@ class Exchange:
     local: tuple[Piece, ...]
     """Pieces that stay on this client."""
     sends: tuple[tuple[Piece, ...], ...]
-    """Pieces for each client of the mesh, in their order."""
+    """Pieces to send to each client of the mesh, in the clients' order."""
     receives: tuple[tuple[Piece, ...], ...]
-    """Pieces from each client of the mesh."""
+    """Pieces to receive from each client of the mesh."""
     matrix: tuple[tuple[int, ...], ...]
-    """Elements that each client sends to each other one."""
+    """Number of elements that each client sends to each other one."""
     moved: dict[int, int] = field(hash=False)
-    """Elements that each client's devices get from other devices."""
+    """Number of elements that each client's devices receive from other devices."""
     communicates: bool
-    """True if any client sends anything to another one."""
+    """True if any client sends elements to another one."""
 
 
 def _within(run: Run, count: int, start: int, stop: int) -> tuple[int, int]:
-    """Return first and last + 1 of the pairs whose index is in a block."""
+    """Return the range of the pairs whose index is in a block, as first and last + 1."""
     if start >= stop:
         return 0, 0
     first, step = run
@@ -170,11 +170,11 @@ def _listed(indices: Indices, pairs: NDArray[np.intp]) -> NDArray[np.intp]:
 
 
 def _selection(parts: Sequence[Part], attribute: str) -> tuple[Selector, ...]:
-    """Return the selectors of a block, which NumPy applies one by one to the dimensions."""
+    """Return the selectors of a block, one for each dimension."""
     selectors: list[Any] = [getattr(part, attribute) for part in parts]
     lists = [at for at, one in enumerate(selectors) if isinstance(one, np.ndarray)]
     if len(lists) > 1 or (lists and len(selectors) > 1):
-        # Beside a list, slices would move its dimension to the front if it were not alone: all become lists.
+        # NumPy would move the dimensions of lists mixed with slices to the front, so all become lists.
         ranges = [
             one if isinstance(one, np.ndarray) else np.arange(one.start, _stop(one), one.step)
             for one in selectors
@@ -190,14 +190,14 @@ def _stop(one: slice) -> int:
 def plan_exchange(
     source: Spec, dims: Sequence[Dim], used: Sequence[int], tied: Sequence[int] = ()
 ) -> Exchange:
-    """Return the plan by which the elements of a source get to their targets.
+    """Return the plan that moves the elements of a source to their targets.
 
     Args:
         source: Placement of the source; its blocks have the dimensions of `dims`.
         dims: The mapping.
-        used: Mesh axes along which the target's devices differ, in ascending order.
-        tied: Mesh axes along which a device may take from its own place only: those of contributions that
-            are yet to be reduced.
+        used: Mesh axes along which the target's devices have different data, in ascending order.
+        tied: Mesh axes along which a device may receive only from devices with its own coordinate: those of
+            unreduced contributions.
     """
     grid = source.grid
     tables: list[dict[int, list[Part]]] = []
@@ -276,6 +276,6 @@ def side(spec: Spec, dim: int, at: Indices = EVERY) -> Side:
 
 @lru_cache(maxsize=1024)
 def plan_relayout(source: Spec, target: Spec) -> Exchange:
-    """Return the plan that brings an array from one sharding to another; both are complete."""
+    """Return the plan that moves an array from one sharding to another, both complete."""
     dims = [Dim(n, side(source, d), side(target, d)) for d, n in enumerate(source.shape)]
     return plan_exchange(source, dims, target.used)

@@ -1,4 +1,4 @@
-"""Steps from one placement of an array to another: pure, with their cost in bytes."""
+"""Steps from one placement of an array to another, with their cost in bytes. No IO."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ FOLDS: dict[str, np.ufunc] = {
     "all": np.logical_and, "bitwise_and": np.bitwise_and, "bitwise_or": np.bitwise_or,
     "bitwise_xor": np.bitwise_xor, "fmin": np.fmin, "fmax": np.fmax, "logical_xor": np.logical_xor,
 }  # fmt: skip
-"""How contributions are reduced."""
+"""Ufuncs that reduce contributions."""
 _LOCAL_NAMES = ("fmin", "fmax", "logical_xor")
-"""Reductions that the collectives know as ufuncs only."""
+"""Reductions for which the collectives need a ufunc."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Contributions along some mesh axes become the complete array, whole or in shards along that axis."""
+    """Reduction of contributions along some mesh axes, to a replicated array or to shards along the axis."""
 
     source: Spec
     target: Spec
     axes: tuple[int, ...]
     scatter: int
-    """Dimension that is cut along the axis, or -1."""
+    """Dimension that is sharded along the axis, or -1."""
     exchange: Exchange | None
-    """Mapping that brings all contributions together, where lines cut clients unequally."""
+    """Mapping that gathers all contributions, if the mesh has no group for each line of devices."""
 
     @property
     def kind(self) -> str:
@@ -43,7 +43,7 @@ class Reduce:
         return "all-reduce" if self.scatter < 0 else "reduce-scatter"
 
     def bytes_by_client(self) -> dict[int, int]:
-        """Return the bytes that each client's devices get from other devices."""
+        """Return the bytes that each client's devices receive from other devices."""
         source, grid = self.source, self.source.grid
         if self.exchange is not None:
             return {client: n * source.dtype.itemsize for client, n in self.exchange.moved.items()}
@@ -64,7 +64,7 @@ class Reduce:
         return found
 
     def run(self, shards: Sequence[Array]) -> Shards:
-        """Carry it out on this client's blocks."""
+        """Carry out the step on this client's blocks."""
         if self.exchange is not None:
             return self._gathered(shards)
         source, target, grid, fold = self.source, self.target, self.source.grid, FOLDS[self.source.op]
@@ -132,7 +132,7 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Blocks go to where another sharding has them."""
+    """Exchange of blocks between two shardings."""
 
     source: Spec
     target: Spec
@@ -146,11 +146,11 @@ class Move:
         return "all-gather" if set(self.target.used) < set(self.source.used) else "all-to-all"
 
     def bytes_by_client(self) -> dict[int, int]:
-        """Return the bytes that each client's devices get from other devices."""
+        """Return the bytes that each client's devices receive from other devices."""
         return {client: n * self.source.dtype.itemsize for client, n in self.exchange.moved.items()}
 
     def run(self, shards: Sequence[Array]) -> Shards:
-        """Carry it out on this client's blocks."""
+        """Carry out the step on this client's blocks."""
         counts = _rows_of_clients(self.source, self.target)
         if counts is None:
             return run_exchange(self.exchange, shards, self.source.dtype)
@@ -175,7 +175,7 @@ Step = Reduce | Move
 
 @lru_cache(maxsize=1024)
 def _rows_of_clients(source: Spec, target: Spec) -> tuple[int, ...] | None:
-    """Return how many rows each client has, if they have them in their order, and all want all of them."""
+    """Return each client's number of rows, if the clients have consecutive rows and all need all rows."""
     grid = source.grid
     if (
         target.used
@@ -222,11 +222,10 @@ def _reduce(source: Spec, axes: tuple[int, ...], scatter: int) -> Reduce:
 
 @lru_cache(maxsize=1024)
 def plan(source: Spec, target: Spec) -> tuple[Step, ...]:
-    """Return the steps from one placement to another of the same shape and dtype; the target is complete.
+    """Return the steps from one placement to a complete one of the same shape and dtype.
 
-    Contributions are reduced first: scattered if the target is cut along their mesh axis, so that each
-    element
-    travels once.
+    Contributions are reduced first; with a reduce-scatter if the target is sharded along their mesh axis, so
+    that each element travels once.
     """
     steps: list[Step] = []
     now, left = source, list(source.partial)
@@ -246,7 +245,7 @@ def plan(source: Spec, target: Spec) -> tuple[Step, ...]:
 
 @lru_cache(maxsize=4096)
 def cost(source: Spec, target: Spec) -> int:
-    """Return the bytes that all devices get from others on the way from one placement to another."""
+    """Return the bytes that all devices receive from others in the steps from one placement to another."""
     if source is target:
         return 0
     return sum(sum(step.bytes_by_client().values()) for step in plan(source, target))

@@ -156,7 +156,7 @@ class Backend(ABC):
         return None
 
     def close(self, *, orderly: bool) -> None:
-        """Release what the backend holds; do not wait.
+        """Release the backend's resources without waiting.
 
         Args:
             orderly: Whether all calls are over, on the other ranks, too.
@@ -207,7 +207,7 @@ class Exchange(Protocol):
 
 
 class Search(Operation):
-    """Wait of a receive until it is known what it takes; see `matching`."""
+    """Search of a receive for its message; see `matching`."""
 
     request: Request
     """Then: the request of an ordinary receive."""
@@ -215,7 +215,7 @@ class Search(Operation):
     @property
     @abstractmethod
     def status(self) -> object:
-        """Description of what it takes."""
+        """Description of the message that it matches."""
 
     @property
     @abstractmethod
@@ -227,10 +227,10 @@ class Matcher(Protocol):
     """Finds what receives take; see `matching`."""
 
     def match(self, generation: Any, work: Any, request: Request) -> Search:
-        """Begin to wait for what a receive takes."""
+        """Begin to wait for the message of a receive."""
 
     def look(self, generation: Any, pattern: Pattern) -> object:
-        """Return a description of what a receive would take now; None if that is nothing."""
+        """Return a description of the message that a receive would match now; None if there is none."""
 
 
 Steps = Generator[Operation, None, None]
@@ -261,7 +261,7 @@ class Sequence(Operation):
         return True
 
     def missing(self) -> tuple[int, ...]:
-        """Return what the current operation waits for."""
+        """Return a description of the current operation's wait."""
         return () if (current := self._current) is None else current.missing()
 
     def fail(self, error: BaseException) -> None:

@@ -92,7 +92,7 @@ class EndpointOperation(Operation):
             self._failed.put(None)
 
     def may_still_come(self, rank: int) -> bool:
-        """Return whether there may be more on a dedicated connection than on the one that said goodbye."""
+        """Return whether a dedicated connection may have more data, although the peer said goodbye."""
         if not self.endpoint.over_tcp or self.endpoint.disconnected:
             return False
         now = time.monotonic()
@@ -162,7 +162,7 @@ class EndpointBackend(Backend):
         return operation
 
     def arrival(self, stream: Stream, sequence: int, seconds: float) -> tuple[str, int] | None:
-        """Return what the sender's envelope says; see `Backend.arrival`."""
+        """Return the contents of the sender's envelope; see `Backend.arrival`."""
         endpoint = stream.endpoint
         if endpoint is None or stream.pair is None or not stream.uses_endpoint(sequence):
             return None
@@ -220,7 +220,7 @@ class TcpBackend(EndpointBackend):
         self._endpoints = endpoints
 
     def close(self, *, orderly: bool) -> None:
-        """Drop arrays that have come without a `recv`, so that those that this rank has sent arrive."""
+        """Drop received arrays without a `recv`, so that this rank's own sends can complete."""
         del orderly
         self._endpoints.discard_transfers()
 

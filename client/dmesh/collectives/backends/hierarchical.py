@@ -136,13 +136,14 @@ class HierarchicalBackend(EndpointBackend):
             yield from self._reduce(mine, total, op, divisor, step, self._host_of(request.root))
             yield from self._meet(step)
         else:
-            # Of equally large hosts, all ranks take part in each step; what is left of the array goes flat.
+            # With equally large hosts, all ranks take part in each step; the rest of the array is reduced
+            # flat.
             count = mine.size // self._blocks * self._blocks
             even = self._blocks > 1 and len(set(map(len, self._hosts))) == 1
             if even and flat is not None and count < mine.size:
                 yield from self._reduce_evenly(mine[:count], total[:count], op, divisor, step)
-                everybody = self._ranks, flat
-                yield step(everybody, _ALL_REDUCE, mine[count:], total[count:], descriptor.op)
+                all_clients = self._ranks, flat
+                yield step(all_clients, _ALL_REDUCE, mine[count:], total[count:], descriptor.op)
             elif even and count == mine.size:
                 yield from self._reduce_evenly(mine, total, op, divisor, step)
             else:
@@ -216,7 +217,7 @@ class HierarchicalBackend(EndpointBackend):
                 yield step(self._intra, _BROADCAST, source, into, 0, block, block)
 
     def _meet(self, step: _Step) -> Steps:
-        """Return when all ranks have come: those of a host, leaders of hosts, those of a host again."""
+        """Return when all ranks have arrived: within each host, among the leaders, within each host again."""
         yield step(self._intra, _BARRIER, None, None)
         if self._inter is not None:
             yield step(self._inter, _BARRIER, None, None)

@@ -56,7 +56,7 @@ class Kept(Operation):
         self._backend.bell.ring()
 
     def revoke(self) -> None:
-        """Wait no more; what was sent is a copy."""
+        """Stop waiting: the sent data is a copy."""
 
 
 class LoopbackBackend(Backend):
@@ -86,7 +86,7 @@ class LoopbackBackend(Backend):
         return request.device is None and stream.pair is not None and stream.pair[0] == stream.pair[1]
 
     def start(self, request: Request, buffers: Buffers, call: Call) -> Operation:
-        """Keep a copy of what is sent, or hand it over; see `Backend.start`."""
+        """Keep a copy of the sent array, or deliver it; see `Backend.start`."""
         if request.contributes:
             assert buffers.source is not None
             with self._lock:
@@ -107,6 +107,6 @@ class LoopbackBackend(Backend):
             return number in self._sent
 
     def waiting(self) -> list[tuple[int, str]]:
-        """Return number and descriptor of what has not been received, in order."""
+        """Return number and descriptor of the messages that were not received, in order."""
         with self._lock:
             return [(number, text) for number, (text, _) in sorted(self._sent.items())]

@@ -438,7 +438,7 @@ class MpiBackend(Backend):
     # -- transfers -------------------------------------------------------------------------------------------
 
     def arrival(self, stream: Stream, sequence: int, seconds: float) -> tuple[str, int] | None:
-        """Return what the header of a transfer says; see `Backend.arrival`."""
+        """Return the contents of a transfer's header; see `Backend.arrival`."""
         del seconds
         if stream.pair is None or not stream.uses_endpoint(sequence):
             return None

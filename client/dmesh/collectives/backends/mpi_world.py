@@ -77,7 +77,7 @@ class MpiWorld:
         return self.comm.Get_group().Incl([self._ranks[client] for client in clients])
 
     def start(self) -> None:
-        """Start the thread that keeps MPI going: MPI sends what it has accepted only when it is called."""
+        """Start the progress thread: MPI makes progress on sends only while it is called."""
         Worker(self._keep_going, "dmesh-mpi-progress").start()
 
     def close(self) -> None:

@@ -53,7 +53,7 @@ def select(
     undivided: bool = False,
     blocks: Blocks | None = None,
 ) -> Program:
-    """Return what a rank does in a call; see `request.Request`.
+    """Return a rank's steps in a call; see `request.Request`.
 
     The choice depends on nothing but numbers that all ranks of a group share, or their schedules would not
     fit each other. `flat`, `tree` and `send_buffer`, which depend on the machines (`tuning`), are the most

@@ -50,7 +50,7 @@ class Cost(NamedTuple):
 
 
 def cost(schedule: Callable[..., None], size: int, count: int, pieces: int = 1) -> Cost:
-    """Return what a schedule costs in a group of at least two ranks.
+    """Return the cost of a schedule in a group of at least two ranks.
 
     `count` has the meaning that it has for the schedule; `pieces` is the number of those in which a pipelined
     one cuts the array, or each block.

@@ -60,7 +60,7 @@ class Receive:
 
     peer: int
     step: int
-    """Number of the message among those of that peer."""
+    """Number of the message among that peer's messages."""
     into: Slice
 
 
@@ -92,7 +92,7 @@ class Fold:
     source: Slice
     into: Slice
     first: bool = False
-    """True for the first contribution, which replaces what the accumulator held."""
+    """True for the first contribution, which replaces the accumulator's contents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ class Builder:
         """Add messages to and from each other rank; return what to await, by peer."""
         received = {}
         for distance in range(1, self.size):
-            # Everybody begins with another neighbor, or all would talk to the same rank at once.
+            # Each rank begins with a different neighbor, or all would send to the same rank at once.
             source, target = (self.rank - distance) % self.size, (self.rank + distance) % self.size
             received[source] = self.receive(source, incoming(source))
             self.send(target, outgoing(target))
@@ -182,7 +182,7 @@ class Builder:
     def fold(self, part_of: Callable[[int], tuple[int, int]], owners: Collection[int]) -> None:
         """Add: send each owner its part of the input, and fold the own part, if this rank owns one.
 
-        Every element is folded by one owner, or by everybody in the same way, always in the order of ranks:
+        Each element is reduced by one owner, or by all ranks in the same way, always in the order of ranks:
         the same inputs give the same bits on every rank, whatever the size of the array and however the
         messages happen to arrive.
         """

@@ -45,9 +45,9 @@ def scan_flat(builder: Builder, count: int, inclusive: bool) -> None:
 
 
 def scan_chain(builder: Builder, count: int, inclusive: bool, pieces: int) -> None:
-    """Build a scan of long arrays: every rank folds its array into what the one before it has folded."""
+    """Build a scan of long arrays: each rank reduces its array into the previous rank's result."""
     size, rank = builder.size, builder.rank
-    # An exclusive scan keeps what came, which is its result, beside what it passes on.
+    # An exclusive scan keeps the received array, its result, besides the one that it passes on.
     folded = 0 if inclusive or not rank or rank == size - 1 else count
     pieces = min(pieces, count)
     parts = [bounds(count, pieces, index) for index in range(pieces)]

@@ -96,7 +96,7 @@ def reduce_gathered(builder: Builder, root: int, count: int) -> None:
 
 
 def scatter_tree(builder: Builder, root: int, count: int) -> None:
-    """Build a scatter of short blocks: each rank gets those of its subtree, and passes them on."""
+    """Build a scatter of short blocks: each rank receives its subtree's blocks, and passes them on."""
     size, rank = builder.size, builder.rank
     place = (rank - root) % size
     if place:

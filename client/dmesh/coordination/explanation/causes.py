@@ -83,7 +83,7 @@ class Explanation:
 
 
 def explain(picture: Picture, patience: float = 1.0) -> Explanation:
-    """Works out what a cluster waits for.
+    """Find the causes for which a cluster waits.
 
     Args:
         picture: The cluster.
@@ -116,7 +116,7 @@ def explain_in_steps(picture: Picture, patience: float = 1.0) -> Steps[Explanati
             waiting_for[rank].update(suspects - {rank} if rank in suspects else suspects)
             if number % STRIDE == 0:
                 yield
-    # A suspect that waits for nobody is the cause; a suspect that waits itself is a consequence.
+    # A suspect that does not wait is the cause; a suspect that waits itself is a consequence.
     ordered = sorted(waits, key=lambda wait: (_held_up(wait, waiting_for), -wait.since))
     return Explanation(tuple(ordered), (yield from _circle(waiting_for)))
 
@@ -139,7 +139,7 @@ def _circle(waiting_for: dict[int, set[int]]) -> Steps[tuple[int, ...]]:
             if rank in path:
                 return tuple(path[path.index(rank) :])
             path.append(rank)
-            # A rank that waits for a rank which itself waits for nobody will be freed by it.
+            # A rank will be freed if it waits for a rank that does not wait itself.
             others = sorted(waiting_for.get(rank, ()))
             rank = others[0] if others and all(waiting_for.get(other) for other in others) else None
         safe.update(path)

@@ -49,14 +49,14 @@ _VERBS = {
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is wrong with a cluster, if anything is."""
+    """Diagnosis of a cluster."""
 
     kind: str
     """`failed`, `waiting`, `deadlock`, `slow`, `forming`, `ended` or `healthy`."""
     severity: str
     """`bad`, `warn`, `ok` or `idle`."""
     headline: str
-    """Who does what, since when: `Rank 3 is holding up 5 ranks · 13 s`."""
+    """Headline: `Rank 3 is holding up 5 ranks · 13 s`."""
     consequence: str = ""
     """Effect on the others: `5 others stopped because of it`; empty if the headline says it all."""
     since: float | None = None
@@ -70,7 +70,7 @@ class Verdict:
 
 
 def judge(explanation: Explanation, picture: Picture) -> Verdict:
-    """Decide what is wrong with a cluster, and who is the cause.
+    """Diagnose a cluster, and find the culprit.
 
     Args:
         explanation: What the cluster waits for.
@@ -110,9 +110,10 @@ def describe(verdict: Verdict) -> str:
 
 
 def slowest(groups: Collection[tuple[int, Group]]) -> tuple[int, float, float] | None:
-    """Return the rank that others wait for again and again, its share of waiting, and the next larger one.
+    """Return the rank for which others wait repeatedly, its share of waiting, and the next larger one.
 
-    Whoever comes last waits for nobody. A verdict needs enough calls of all ranks, and a clear difference.
+    The rank that arrives last does not wait. A verdict needs enough calls of all ranks, and a clear
+    difference.
 
     Args:
         groups: Each rank with its progress in one group.
@@ -214,7 +215,7 @@ def _fate(member: Member, count: int) -> str:
 
 
 def _reasons(stopped: Iterable[Member]) -> Steps[list[Evidence]]:
-    """Return what the members said that stopped, once for each kind of error."""
+    """Return the messages of failed members, once for each kind of error."""
     ranks, examples = defaultdict[str, list[int]](list), dict[str, str]()
     for number, member in enumerate(stopped):
         if number % _STRIDE == 0:

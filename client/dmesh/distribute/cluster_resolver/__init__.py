@@ -1,12 +1,12 @@
-"""Cluster resolvers: members of the cluster, according to the system that started it.
+"""Cluster resolvers: find the tasks of the cluster through the system that started it.
 
 ```python
 resolver = dmesh.distribute.cluster_resolver.SlurmClusterResolver()
-resolver.cluster_spec()                                       # of all tasks of this job step
+resolver.cluster_spec()                                       # all tasks of this job step
 dmesh.initialize_accelerator_system(cluster_resolver=resolver)
 ```
 
-Each asks its system again at every call. `docs/resolvers.md` has them all.
+A resolver queries its system at every call. `docs/resolvers.md` lists all resolvers.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "tpu": ("TPUClusterResolver",),
     "union": ("UnionClusterResolver", "UnionResolver"),
 }
-"""The modules below, and the names of each that this package has; imported when they are first used."""
+"""Modules of this package and their public names, which are imported at the first use."""
 
 __getattr__ = lazy_getattr(__name__, _HOMES)
 

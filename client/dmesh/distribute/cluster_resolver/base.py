@@ -1,4 +1,4 @@
-"""Interface of cluster resolvers; a new one derives from `ClusterResolver`."""
+"""Base class of cluster resolvers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dmesh.train import ClusterSpec
 
 
 class ClusterResolver(abc.ABC):
-    """Source of a cluster's tasks, and of which of them this process is.
+    """Source of a cluster's tasks, and of this process's own task.
 
-    A derived class implements `cluster_spec` and `master`, which ask the cluster's manager at every call,
-    because the answer may have changed. `task_type`, `task_id` and `rpc_layer` may be set; a resolver that
-    can find them out, or does not let them be changed, overrides the properties.
+    A subclass implements `cluster_spec` and `master`, which query the cluster's manager at every call,
+    because its answer may change. `task_type`, `task_id` and `rpc_layer` can be set; a resolver that
+    determines them, or does not allow changes, overrides the properties.
     """
 
     _task_type: str | None = None
@@ -23,25 +23,25 @@ class ClusterResolver(abc.ABC):
 
     @abc.abstractmethod
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the tasks of the cluster, as they are now."""
+        """Return the current tasks of the cluster."""
 
     @abc.abstractmethod
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """Returns the address of the task that leads, or of the one named.
+        """Return the address of the master, or of the given task.
 
         Args:
-            task_type: Job of the task that is meant.
+            task_type: Job of the task.
             task_id: Its index.
-            rpc_layer: What stands before `://` in the answer; the resolver's own if None.
+            rpc_layer: Protocol before `://` in the address; the resolver's own if None.
 
         Returns:
-            The address, after the RPC layer if there is one; empty if there is no master.
+            The address, with the RPC layer as a prefix if there is one; empty if there is no master.
         """
 
     def _master_or_own(self, task_type: str | None, task_id: int | None, rpc_layer: str | None) -> str:
-        """Returns the URL of a task, of this process's where nothing is said; empty if that is not known."""
+        """Return the URL of a task, by default of this process's task; empty if unknown."""
         task_type = self.task_type if task_type is None else task_type
         task_id = self.task_id if task_id is None else task_id
         if task_type is None or task_id is None:
@@ -52,17 +52,17 @@ class ClusterResolver(abc.ABC):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
-        """Returns how many accelerators there are, by type.
+        """Return the number of accelerators, by type.
 
-        Of an initialized system these are the devices of all clients; before that, those of this process.
+        After the initialization these are the devices of all clients, before it those of this process.
 
         Args:
             task_type: With `task_id`: count the devices of this task only.
             task_id: The task's index.
-            config_proto: For a session of TensorFlow's; has no meaning here.
+            config_proto: Ignored; for TensorFlow's sessions.
 
         Returns:
-            For each type that there is, GPU or TPU, the number; 0 for whatever else is looked up.
+            The number of each existing type, GPU or TPU; 0 for every other key.
         """
         del config_proto
         counts: defaultdict[str, int] = defaultdict(int)
@@ -82,20 +82,20 @@ class ClusterResolver(abc.ABC):
 
     @property
     def num_processes(self) -> int | None:
-        """Number of tasks, if the resolver knows where task 0 and this process are, not the others.
+        """Number of tasks, if the resolver knows only the addresses of task 0 and of this process.
 
-        None otherwise: the tasks are those of `cluster_spec`.
+        None otherwise: `cluster_spec` has all tasks.
         """
         return None
 
     @property
     def environment(self) -> str:
-        """Kind of place that the program runs in; empty unless a resolver knows."""
+        """Kind of environment in which the program runs; empty if unknown."""
         return ""
 
     @property
     def task_type(self) -> str | None:
-        """The job that this process belongs to, such as `worker`; None if unknown."""
+        """Job of this process, such as `worker`; None if unknown."""
         return self._task_type
 
     @task_type.setter
@@ -104,7 +104,7 @@ class ClusterResolver(abc.ABC):
 
     @property
     def task_id(self) -> int | None:
-        """The index of this process within its job; None if unknown."""
+        """Index of this process within its job; None if unknown."""
         return self._task_id
 
     @task_id.setter
@@ -113,7 +113,7 @@ class ClusterResolver(abc.ABC):
 
     @property
     def rpc_layer(self) -> str | None:
-        """The protocol that stands before the addresses of masters, such as `grpc`; None for none."""
+        """Protocol before the masters' addresses, such as `grpc`; None for none."""
         return self._rpc_layer
 
     @rpc_layer.setter
@@ -122,5 +122,5 @@ class ClusterResolver(abc.ABC):
 
 
 def format_master_url(master: str, rpc_layer: str | None = None) -> str:
-    """Returns `RPC_LAYER://MASTER`, or the master alone if there is no layer, or no master."""
+    """Return `RPC_LAYER://MASTER`, or the master alone if there is no layer, or no master."""
     return f"{rpc_layer}://{master}" if rpc_layer and master else master

@@ -1,4 +1,4 @@
-"""The cluster as dmesh's own coordination server knows it."""
+"""Resolver that queries dmesh's coordination server."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from dmesh.v1 import coordination_pb2 as pb
 
 
 class CoordinationServiceResolver(ClusterResolver):
-    """Asks a coordination server at every call, without joining the cluster.
+    """Queries a coordination server at every call, without joining the cluster.
 
-    Any process that has the server's token (and certificates) can: a monitor, an evaluator, or a client that
-    takes the place of a lost one. Token and certificates are found as any client's are.
+    Any process with the server's token (and certificates) can use it: a monitor, an evaluator, or a client
+    that replaces a lost one. Token and certificates are configured as for a client.
 
     Args:
         address: HOST:PORT of the server; `DMESH_COORDINATOR` if None.
-        cluster: Name of the cluster; `DMESH_CLUSTER` if None, or else `default`.
-        task_type: Job of this process; None if it belongs to none.
-        task_id: Index of this process.
+        cluster: Name of the cluster; None for `DMESH_CLUSTER`, by default `default`.
+        task_type: Job of this process; None if it has none.
+        task_id: Index of this process in the job.
         rpc_layer: Protocol to put before the masters' addresses.
-        timeout: Seconds within which the server must answer.
+        timeout: Time limit of a request, seconds.
 
     Raises:
         ConfigurationError: There is no address, or it is malformed, or `timeout` is not a positive number.
@@ -64,14 +64,14 @@ class CoordinationServiceResolver(ClusterResolver):
         self._timeout = float(timeout)
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the jobs that the cluster was formed with; none if no client has come yet.
+        """Return the jobs of the cluster; none if no client has registered yet.
 
-        Where a launcher did not know all addresses, a task has one as soon as it has come.
+        If the launcher did not know all addresses, a task has an address once its client has registered.
 
         Raises:
             CoordinatorUnavailableError: The server does not answer in time.
-            AuthenticationError: It asks for another token.
-            CoordinationError: It refuses for another reason.
+            AuthenticationError: The server does not accept the token.
+            CoordinationError: The server refuses the request for another reason.
         """
         state = self._ask()
         met = {
@@ -89,7 +89,7 @@ class CoordinationServiceResolver(ClusterResolver):
         return ClusterSpec(spec)
 
     def members(self) -> tuple[Member, ...]:
-        """Returns the clients that have joined, including those that have left or were lost.
+        """Return all clients that have registered, including departed ones.
 
         Raises:
             CoordinationError: See `cluster_spec`.
@@ -99,15 +99,15 @@ class CoordinationServiceResolver(ClusterResolver):
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """Returns the address of the task that is named, or else of the first one.
+        """Return the address of the given task, by default of the first one.
 
         Args:
-            task_type: Job of the task; counts with `task_id` only.
+            task_type: Job of the task; used only with `task_id`.
             task_id: Its index.
-            rpc_layer: What stands before `://` in the answer; the resolver's own if None.
+            rpc_layer: Protocol before `://` in the address; the resolver's own if None.
 
         Returns:
-            The address; empty if no client has come yet.
+            The address; empty if no client has registered yet.
 
         Raises:
             ClusterSpecError: There is no such task, or its address is not known yet.
@@ -125,12 +125,12 @@ class CoordinationServiceResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
-        """Returns how many accelerators the members have that are there, by type.
+        """Return the number of accelerators of all present members, by type.
 
         Args:
             task_type: With `task_id`: count the devices of this task only.
             task_id: The task's index.
-            config_proto: Has no meaning here.
+            config_proto: Ignored.
 
         Raises:
             CoordinationError: See `cluster_spec`.
@@ -156,7 +156,7 @@ class CoordinationServiceResolver(ClusterResolver):
                 if not isinstance(answer, Fault):
                     return answer
                 if answer.kind == common_pb2.ERROR_KIND_NOT_REGISTERED:
-                    return pb.GetClusterStateResponse()  # nobody has formed such a cluster
+                    return pb.GetClusterStateResponse()  # the server does not know the cluster
                 pause, waited = next(delays), time.monotonic() - started
                 if not answer.transient:
                     raise answer.exception()

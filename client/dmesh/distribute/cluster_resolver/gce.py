@@ -19,18 +19,18 @@ _MOST_PAGES = 1000
 class GCEClusterResolver(ClusterResolver):
     """Finds the running machines of an instance group through the Compute API.
 
-    They are the tasks of one job, sorted by address. Which of them this process is must be said: give every
-    machine a `task_id` of its own.
+    The machines are the tasks of one job, sorted by address. Pass a different `task_id` on each machine,
+    because the resolver cannot determine it.
 
     Args:
         project: The project's id.
         zone: The instance group's zone.
         instance_group: Its name.
-        port: The port that each machine listens on.
-        task_type: The job that the machines are tasks of; it cannot be changed later.
-        task_id: Which of them this process is.
-        rpc_layer: What stands before the addresses of masters.
-        credentials: Of google-auth; None or `default` for the application's default credentials.
+        port: Port on which each machine listens.
+        task_type: Job of the machines; it cannot be changed later.
+        task_id: Index of this machine.
+        rpc_layer: Protocol to put before the masters' addresses.
+        credentials: Credentials of google-auth; None or `default` for the application's default credentials.
         service: An API object of `googleapiclient.discovery`, such as of `build("compute", "v1")`; then
             `credentials` are not used.
         discovery_url: Template of the address of the API's description, with `{api}` and `{apiVersion}`.
@@ -38,7 +38,7 @@ class GCEClusterResolver(ClusterResolver):
 
     Raises:
         MissingExtraError: googleapiclient is not installed, and there is no `service`.
-        ConfigurationError: An argument is not usable.
+        ConfigurationError: An argument has a bad value.
         ClusterLookupDeniedError: There are no credentials.
         ClusterLookupError: The API's description cannot be read.
     """
@@ -77,12 +77,12 @@ class GCEClusterResolver(ClusterResolver):
         self._service = service
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the group's running machines, as they are now.
+        """Return the group's running machines.
 
         Raises:
-            ConfigurationError: A project, zone or group cannot be called so.
-            ClusterNotReadyError: A machine stopped while it was looked at, or has no address.
-            ClusterLookupError: The API does not know the group, refuses, or does not answer.
+            ConfigurationError: The name of the project, zone or group is not valid.
+            ClusterNotReadyError: A machine stopped during the lookup, or has no address.
+            ClusterLookupError: The API does not know the group, refuses the request, or does not answer.
         """
         addresses = sorted(map(self._address, self._names()))
         return ClusterSpec({str(self._task_type): addresses})
@@ -90,37 +90,37 @@ class GCEClusterResolver(ClusterResolver):
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """Returns the address of a task.
+        """Return the address of a task.
 
         Args:
             task_type: Its job; this process's if None.
             task_id: Its index; this process's if None.
-            rpc_layer: What stands before `://`; the resolver's own if None.
+            rpc_layer: Protocol before `://` in the address; the resolver's own if None.
 
         Returns:
             The address; empty if there is no index.
 
         Raises:
-            ClusterSpecError: There is no such task.
-            ClusterNotReadyError: A machine stopped while it was looked at, or has no address.
-            ClusterLookupError: The API does not know the group, refuses, or does not answer.
+            ClusterSpecError: The task does not exist.
+            ClusterNotReadyError: A machine stopped during the lookup, or has no address.
+            ClusterLookupError: The API does not know the group, refuses the request, or does not answer.
         """
         return self._master_or_own(task_type, task_id, rpc_layer)
 
     @property
     def task_type(self) -> str | None:
-        """The job that the machines are tasks of."""
+        """Job of the machines."""
         return self._task_type
 
     @task_type.setter
     def task_type(self, task_type: str | None) -> None:
         raise ResolverError(
             f"task_type is {self._task_type!r} and cannot be set to {task_type!r:.200}: the machines of the "
-            f"instance group are tasks of one job. Make another {type(self).__name__}"
+            f"instance group are tasks of one job. Create another {type(self).__name__}"
         )
 
     def _names(self) -> Iterator[str]:
-        """Yields the names of the group's running machines, page by page."""
+        """Yield the names of the group's running machines, page by page."""
         question = f"the instance group {self._group} of zone {self._zone} in project {self._project}"
         request = prepare(
             lambda: self._service.instanceGroups().listInstances,
@@ -146,7 +146,7 @@ class GCEClusterResolver(ClusterResolver):
             )
             if request is None:
                 return
-        raise ClusterLookupError(f"{question} does not end: there are over {_MOST_PAGES} pages")
+        raise ClusterLookupError(f"{question} has more than the limit of {_MOST_PAGES} pages")
 
     def _address(self, name: str) -> str:
         question = f"the machine {name} of zone {self._zone}"
@@ -161,7 +161,7 @@ class GCEClusterResolver(ClusterResolver):
         status = machine.get("status", "RUNNING")
         if status != "RUNNING":
             raise ClusterNotReadyError(
-                f"the machine {name} of the instance group {self._group} is not running any more; its "
+                f"the machine {name} of the instance group {self._group} is no longer running; its "
                 f"status is {shown(str(status))}. Try again when the group is complete"
             )
         interfaces: Any = machine.get("networkInterfaces") or [{}]

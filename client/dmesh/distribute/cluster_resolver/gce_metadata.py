@@ -19,17 +19,17 @@ _TPU_ENV_LINE = re.compile(r"\s*([A-Z][A-Z0-9_]*)\s*:\s*(?:'([^']*)'|\"([^\"]*)\
 METADATA_POLICY = LookupPolicy(
     attempt=3.0, give_up=10.0, retry=RetryPolicy(initial=0.2, factor=2.0, maximum=2.0), most_bytes=2**20
 )
-"""The server is on the same machine: it answers at once, or there is none."""
+"""Short limits: the server is on the same machine, so it answers at once or does not exist."""
 
 
 class MetadataServer:
-    """Asks the metadata server; every question is asked anew.
+    """Client of the metadata server, without a cache.
 
     Args:
-        policy: How patiently.
-        environ: Where to read `GCE_METADATA_HOST`, `GCE_METADATA_IP` and `NO_GCE_CHECK`; the process's
-            environment if None.
-        product_name: The file that says who made this machine.
+        policy: Limits of its requests.
+        environ: Environment with `GCE_METADATA_HOST`, `GCE_METADATA_IP` and `NO_GCE_CHECK`; None for the
+            process's.
+        product_name: File with the manufacturer's name of this machine.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class MetadataServer:
         return environ.get("GCE_METADATA_HOST") or environ.get("GCE_METADATA_IP") or _DEFAULT_HOST
 
     def in_google_cloud(self) -> bool:
-        """Tells, without asking anybody, whether this machine is one of Google's, so that there is a server.
+        """Return, without a request, whether this machine is in Google's cloud and so has a metadata server.
 
-        It is if the environment names a metadata server, or the firmware says that Google made the machine.
+        That is the case if the environment names one, or if the firmware names Google as the manufacturer.
         """
         if self._environ.get("NO_GCE_CHECK", "").lower() == "true":
             return False
@@ -63,17 +63,17 @@ class MetadataServer:
             return False
 
     def get(self, path: str) -> str | None:
-        """Returns an entry.
+        """Return an entry.
 
         Args:
-            path: Below `/computeMetadata/v1/`, such as `instance/zone`.
+            path: Path below `/computeMetadata/v1/`, such as `instance/zone`.
 
         Returns:
-            Its text without white space around it; None if there is none.
+            Its text, stripped of white space; None if the entry does not exist.
 
         Raises:
-            ClusterLookupUnavailableError: There is no server, or it does not answer.
-            ClusterLookupError: Something else answers in its place, or it refuses.
+            ClusterLookupUnavailableError: There is no metadata server, or it does not answer.
+            ClusterLookupError: Another server answers in its place, or it refuses the request.
         """
         url = f"http://{self.host}/computeMetadata/v1/{path}"
 
@@ -87,13 +87,13 @@ class MetadataServer:
                     proxies=False,
                 )
             except OSError as error:
-                raise Busy(f"there is no connection: {error}") from error
+                raise Busy(f"no connection: {error}") from error
             if reply.status == 429 or reply.status >= 500:
                 raise Busy(f"it answered {reply.status}", parse_retry_after(reply.headers.get("retry-after")))
             if reply.headers.get("metadata-flavor") != "Google":
                 raise ClusterLookupError(
-                    f"what answers at {self.host} is no metadata server of Google Compute Engine (status "
-                    f"{reply.status}, no header Metadata-Flavor); outside of Google Cloud, name the project, "
+                    f"the server at {self.host} is not a metadata server of Google Compute Engine (status "
+                    f"{reply.status}, no header Metadata-Flavor). Outside Google Cloud, pass the project, "
                     "the zone or the TPU's address instead"
                 )
             if reply.status == 404:
@@ -107,16 +107,16 @@ class MetadataServer:
         return self._policy.ask(f"{path} from the metadata server at {self.host}", attempt)
 
     def require(self, path: str, what: str, advice: str) -> str:
-        """Returns an entry that must be there.
+        """Return an entry that must exist.
 
         Args:
             path: As for `get`.
-            what: What it tells, as errors name it.
-            advice: What to do without it.
+            what: Description of the entry, for errors.
+            advice: What to do without it, for errors.
 
         Raises:
-            ClusterLookupUnavailableError: There is no server, or it does not answer.
-            ClusterLookupError: It has no such entry.
+            ClusterLookupUnavailableError: There is no metadata server, or it does not answer.
+            ClusterLookupError: The entry does not exist.
         """
         try:
             value = self.get(path)
@@ -129,39 +129,39 @@ class MetadataServer:
         return value
 
     def project(self) -> str:
-        """Returns the id of this machine's project.
+        """Return the id of this machine's project.
 
         Raises:
-            ClusterLookupError: There is no server, or it does not say.
+            ClusterLookupError: There is no metadata server, or it lacks the entry.
         """
         return self.require("project/project-id", "the project", "Pass project=...")
 
     def zone(self) -> str:
-        """Returns the name of this machine's zone.
+        """Return the name of this machine's zone.
 
         Raises:
-            ClusterLookupError: There is no server, or it does not say.
+            ClusterLookupError: There is no metadata server, or it lacks the entry.
         """
         return self.require("instance/zone", "the zone", "Pass zone=...").rpartition("/")[2]
 
     def attribute(self, name: str) -> str | None:
-        """Returns an attribute of this machine, such as `accelerator-type`; None if it has no such one.
+        """Return an attribute of this machine, such as `accelerator-type`; None if it does not exist.
 
         Raises:
-            ClusterLookupError: There is no server, or it refuses.
+            ClusterLookupError: There is no metadata server, or it refuses the request.
         """
         return self.get(f"instance/attributes/{name}") or None
 
     def tpu_env(self) -> dict[str, str]:
-        """Returns the variables of the attribute `tpu-env`, which hosts of TPUs have; empty on others.
+        """Return the variables of the attribute `tpu-env` of TPU hosts; empty on other machines.
 
         Raises:
-            ClusterLookupError: There is no server, or it refuses.
+            ClusterLookupError: There is no metadata server, or it refuses the request.
         """
         return parse_tpu_env(self.attribute("tpu-env") or "")
 
 
 def parse_tpu_env(text: str) -> dict[str, str]:
-    """Reads lines such as `ACCELERATOR_TYPE: 'v2-8'`; what is not of this form is left out."""
+    """Parse lines such as `ACCELERATOR_TYPE: 'v2-8'`, and skip others."""
     matches = filter(None, map(_TPU_ENV_LINE.fullmatch, text.splitlines()))
     return {match[1]: match[2] or match[3] or match[4] or "" for match in matches}

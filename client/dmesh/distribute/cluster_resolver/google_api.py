@@ -1,4 +1,4 @@
-"""Google's APIs through their own client library, with limits in time and size and errors that help."""
+"""Google's APIs through Google's client library, with limits of time and size, and dmesh's errors."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ _RATE_LIMITS = ("rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEED
 
 
 def require_client(resolver: str) -> None:
-    """Refuses to go on without the client library.
+    """Raise an error if the client library is not installed.
 
     Args:
-        resolver: Who needs it.
+        resolver: Name of the resolver that needs it, for errors.
 
     Raises:
-        MissingExtraError: It is not installed.
+        MissingExtraError: The library is not installed.
     """
     try:
         for module in ("googleapiclient.discovery", "google.auth", "httplib2"):
             importlib.import_module(module)
     except ImportError as error:
         raise MissingExtraError(
-            f"{resolver} asks Google's API through googleapiclient, which is not installed ({error}): "
+            f"{resolver} uses Google's API through googleapiclient, which is not installed ({error}): "
             "pip install 'dmesh[google]', or pass service=..."
         ) from error
 
 
 class ApiHttp:
-    """Makes the client library's requests; has what it needs of `httplib2.Http`.
+    """Replacement of `httplib2.Http` for the client library's requests.
 
     Args:
-        credentials: Of google-auth; it sends what they say, and renews them when they are not accepted.
+        credentials: Credentials of google-auth; they are renewed when they are not accepted.
         policy: The limits of a request.
     """
 
@@ -64,7 +64,7 @@ class ApiHttp:
         connection_type: object = None,
         **_: object,
     ) -> tuple[Any, bytes]:
-        """Makes a request as `httplib2.Http.request`, but follows no redirection.
+        """Make a request like `httplib2.Http.request`, but follows no redirects.
 
         Returns:
             The `httplib2.Response` and the body.
@@ -75,13 +75,13 @@ class ApiHttp:
         """
         del redirections, connection_type
         reply = self._authorized(uri, method, body, headers)
-        if reply.status == 401:  # perhaps the token has expired since it was looked at
+        if reply.status == 401:  # the token may have expired
             self.credentials.refresh(self._exchange_for_token)
             reply = self._authorized(uri, method, body, headers)
         return self._httplib2.Response({**reply.headers, "status": str(reply.status)}), reply.body
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Do nothing: there are no open connections."""
 
     def _authorized(
         self, url: str, method: str, body: str | bytes | None, headers: Mapping[str, str] | None
@@ -111,8 +111,8 @@ class ApiHttp:
         timeout: float | None = None,
         **_: object,
     ) -> _TokenReply:
-        """Makes a request for the credentials, as `google.auth.transport.Request`."""
-        del timeout  # ours is shorter
+        """Make a request for the credentials, like `google.auth.transport.Request`."""
+        del timeout  # the policy's is shorter
         try:
             reply = self._exchange(url, method, body, headers)
         except OSError as error:
@@ -122,11 +122,11 @@ class ApiHttp:
 
 @dataclass(frozen=True, slots=True)
 class _TokenReply:
-    """A reply as `google.auth.transport.Response`."""
+    """A reply with the interface of `google.auth.transport.Response`."""
 
     status: int
     headers: Mapping[str, str]
-    data: bytes = field(repr=False)  # may be a token, and google-auth puts replies into its errors
+    data: bytes = field(repr=False)  # may have a token, and google-auth puts replies into its errors
 
 
 def build_service(
@@ -137,21 +137,21 @@ def build_service(
     policy: LookupPolicy,
     resolver: str,
 ) -> Any:
-    """Returns an API object of `googleapiclient.discovery`.
+    """Return an API object of `googleapiclient.discovery`.
 
     Args:
-        api: Such as `tpu`.
-        version: Such as `v2`.
-        credentials: Of google-auth; None or `default` for the application's default credentials.
+        api: Name of the API, such as `tpu`.
+        version: Its version, such as `v2`.
+        credentials: Credentials of google-auth; None or `default` for the application's default credentials.
         discovery_url: Template of the address of the API's description, with `{api}` and `{apiVersion}`;
-            None for the description that the library brings.
+            None for the description in the library.
         policy: Limits of its requests.
-        resolver: Who needs it.
+        resolver: Name of the resolver that needs it, for errors.
 
     Raises:
         MissingExtraError: The library is not installed.
         ClusterLookupDeniedError: There are no credentials.
-        ClusterLookupError: There is no such API, or its description cannot be read.
+        ClusterLookupError: The API does not exist, or its description cannot be read.
     """
     require_client(resolver)
     errors = importlib.import_module("googleapiclient.errors")
@@ -170,11 +170,11 @@ def build_service(
                 )
             except errors.UnknownApiNameOrVersion as error:
                 raise ClusterLookupError(
-                    f"there is no {question} at {where!r}; check discovery_url and TPU_API_DISCOVERY_URL"
+                    f"no {question} at {where!r}; check discovery_url and TPU_API_DISCOVERY_URL"
                 ) from error
             except (errors.InvalidJsonError, errors.UnacceptableMimeTypeError) as error:
                 raise ClusterLookupError(
-                    f"{where!r} does not lead to {question}: {error}; check discovery_url and "
+                    f"{where!r} is not the URL of {question}: {error}; check discovery_url and "
                     "TPU_API_DISCOVERY_URL"
                 ) from error
 
@@ -182,12 +182,12 @@ def build_service(
 
 
 def prepare(find_method: Callable[[], Any], question: str, **arguments: object) -> Any:
-    """Returns a request of an API object.
+    """Return a request of an API object.
 
     Args:
-        find_method: Returns the API object's method.
-        question: What it asks, as errors put it.
-        arguments: The method's.
+        find_method: Function that returns the API object's method.
+        question: Description of the request, for errors.
+        arguments: Arguments of the method.
 
     Raises:
         ConfigurationError: The API's description does not allow an argument.
@@ -195,27 +195,27 @@ def prepare(find_method: Callable[[], Any], question: str, **arguments: object) 
     """
     try:
         return find_method()(**arguments)
-    except TypeError as error:  # so the library says that a name has the wrong form
+    except TypeError as error:  # the library's error for a malformed name
         raise ConfigurationError(f"cannot ask for {question}: {error}. Correct the name") from error
     except Exception as error:
         raise _failed(error, question) from error
 
 
 def execute(request: Any, question: str, policy: LookupPolicy) -> Mapping[str, Any]:
-    """Makes a request of an API object, again if it makes sense.
+    """Make a request of an API object; retry it after temporary errors.
 
     Args:
-        request: What a method of the API object returned.
-        question: What it asks, as errors put it.
-        policy: How patiently.
+        request: Request that a method of the API object returned.
+        question: Description of the request, for errors.
+        policy: Limits of its requests.
 
     Returns:
         The reply.
 
     Raises:
-        ClusterLookupDeniedError: The credentials are not accepted, or do not suffice.
+        ClusterLookupDeniedError: The credentials are invalid, or lack a permission.
         ClusterLookupUnavailableError: The service does not answer.
-        ClusterLookupError: There is no such thing, or the reply is not what it should be.
+        ClusterLookupError: The requested resource does not exist, or the reply is malformed.
     """
 
     def attempt() -> Mapping[str, Any]:
@@ -235,7 +235,7 @@ def _default_credentials() -> object:
         return auth.default(scopes=_SCOPES)[0]
     except exceptions.DefaultCredentialsError as error:
         raise ClusterLookupDeniedError(
-            f"there are no credentials for Google's APIs: {error} Pass credentials=..., set "
+            f"no credentials for Google's APIs: {error} Pass credentials=..., set "
             "GOOGLE_APPLICATION_CREDENTIALS, or run gcloud auth application-default login"
         ) from error
     except exceptions.GoogleAuthError as error:
@@ -243,7 +243,7 @@ def _default_credentials() -> object:
 
 
 class _Translation:
-    """Turns errors of API objects into `Busy` or ours; works without the client libraries, too."""
+    """Translates errors of API objects into `Busy` or dmesh's errors, also without the client libraries."""
 
     def __init__(self, question: str) -> None:
         self._question = question
@@ -260,7 +260,7 @@ class _Translation:
         if "googleapiclient.errors.HttpError" in names:
             raise _judge(error, self._question) from error
         if "google.auth.exceptions.TransportError" in names or isinstance(error, OSError):
-            raise Busy(f"there is no connection: {error}") from error
+            raise Busy(f"no connection: {error}") from error
         if "google.auth.exceptions.GoogleAuthError" in names:
             raise ClusterLookupDeniedError(
                 f"cannot get {self._question}: the credentials do not work: {error.args[0]}. Renew them"
@@ -269,7 +269,7 @@ class _Translation:
 
 
 def _failed(error: Exception, question: str) -> ClusterLookupError:
-    """Returns what a program gets if the API object fails in a way that the client library does not have."""
+    """Return the error for an unexpected exception of an API object."""
     return ClusterLookupError(
         f"cannot get {question}: the API object raised {type(error).__name__}: {str(error)[:300]}. Check the "
         "arguments of the resolver, service among them"
@@ -289,12 +289,12 @@ def _judge(error: Any, question: str) -> Exception:
         )
     if status == 403:
         return ClusterLookupDeniedError(
-            f"cannot get {question}: the credentials do not allow it (403 {said}). Give their owner a role "
-            "that does, such as roles/tpu.viewer or roles/compute.viewer, and enable the API for the project"
+            f"cannot get {question}: the credentials lack a permission (403 {said}). Grant their account a "
+            "role that has it, such as roles/tpu.viewer or roles/compute.viewer, and enable the API for the "
+            "project"
         )
     if status == 404:
         return ClusterLookupError(
-            f"cannot get {question}: there is no such thing (404 {said}). Check the name, the zone and the "
-            "project"
+            f"cannot get {question}: it does not exist (404 {said}). Check the name, the zone and the project"
         )
     return ClusterLookupError(f"cannot get {question}: {status} {said}")

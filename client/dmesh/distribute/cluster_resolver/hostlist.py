@@ -1,4 +1,4 @@
-"""Slurm's short forms: host lists such as `node[01-03,7],gpu-[1-2]-x`, and counts such as `2(x3),1`."""
+"""Slurm's compressed host lists, such as `node[01-03,7],gpu-[1-2]-x`, and counts, such as `2(x3),1`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dmesh.config.addresses import shown
 from dmesh.errors import ConfigurationError
 
 MOST_HOSTS = 65_536
-"""Hosts that a list may have; Slurm's own limit for one range."""
+"""Maximum number of hosts of a list; Slurm's limit for one range."""
 
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", re.ASCII)
 _PLAIN = re.compile(r"[A-Za-z0-9_.:-]*", re.ASCII)
@@ -17,25 +17,25 @@ _COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", re.ASCII)
 
 
 def expand_hostlist(hostlist: str) -> list[str]:
-    """Expands a host list into its hosts, in order, as `scontrol show hostnames` does.
+    """Expand a host list into its hosts, in order, as `scontrol show hostnames` does.
 
-    Brackets hold numbers and ranges, and have as many digits as the first number of the range, filled up with
-    zeros: `n[08-10]` are n08, n09 and n10. A name may have several; the last one runs fastest.
+    Brackets have numbers and ranges. Numbers are padded with zeros to the width of the first number of the
+    range: `n[08-10]` is n08, n09 and n10. A name may have several brackets; the last one varies fastest.
 
     Args:
         hostlist: The list.
 
     Returns:
-        The hosts; one that is listed twice is there twice.
+        The hosts, with duplicates.
 
     Raises:
-        ConfigurationError: It is not a host list, or has more than `MOST_HOSTS` hosts.
+        ConfigurationError: The host list is malformed, or has more than `MOST_HOSTS` hosts.
     """
     hosts: list[str] = []
     for name in _split(hostlist):
         parts = [_expand_part(part, hostlist) for part in _parts(name, hostlist)]
         count = len(hosts)
-        for choices in parts:  # before any of them is made
+        for choices in parts:  # count before expanding
             count = len(hosts) + max(count - len(hosts), 1) * len(choices)
             _check_count(count, hostlist)
         hosts += map("".join, itertools.product(*parts))
@@ -43,24 +43,24 @@ def expand_hostlist(hostlist: str) -> list[str]:
 
 
 def expand_tasks_per_node(counts: str) -> list[int]:
-    """Expands task counts such as `2(x3),1` into one number a node.
+    """Expand task counts such as `2(x3),1` into one number per node.
 
     Args:
-        counts: As in `SLURM_STEP_TASKS_PER_NODE`.
+        counts: Counts in the format of `SLURM_STEP_TASKS_PER_NODE`.
 
     Returns:
         For `2(x3),1`: 2, 2, 2, 1.
 
     Raises:
-        ConfigurationError: They are malformed, or for more than `MOST_HOSTS` nodes.
+        ConfigurationError: The counts are malformed, or for more than `MOST_HOSTS` nodes.
     """
     expanded: list[int] = []
     for part in counts.split(","):
         match = _COUNT.fullmatch(part.strip())
         if match is None:
             raise ConfigurationError(
-                f"invalid counts of tasks {shown(counts)}: cannot read {shown(part)}; expected numbers, each "
-                "with its repetitions if there are any, as in 2(x3),1"
+                f"invalid counts of tasks {shown(counts)}: cannot parse {shown(part)}; expected numbers, "
+                "each optionally with repetitions, as in 2(x3),1"
             )
         repetitions = 1 if match[2] is None else int(match[2])
         _check_count(len(expanded) + repetitions, counts)
@@ -69,7 +69,7 @@ def expand_tasks_per_node(counts: str) -> list[int]:
 
 
 def _split(hostlist: str) -> list[str]:
-    """Splits at the commas outside of brackets."""
+    """Split at the commas outside brackets."""
     names, depth, start = [], 0, 0
     for position, character in enumerate(hostlist):
         if character == "[":
@@ -89,12 +89,12 @@ def _split(hostlist: str) -> list[str]:
         raise _invalid(hostlist, "a bracket is not closed")
     names.append(hostlist[start:].strip())
     if not all(names):
-        raise _invalid(hostlist, "a name is empty; is there a comma too many?")
+        raise _invalid(hostlist, "a name is empty; remove the extra comma")
     return names
 
 
 def _parts(name: str, hostlist: str) -> list[str]:
-    """Splits a name into plain text and the insides of brackets, in turns."""
+    """Split a name into text and the contents of brackets, alternately."""
     parts = re.split(r"[\[\]]", name)
     for plain in parts[::2]:
         if not _PLAIN.fullmatch(plain):
@@ -111,11 +111,11 @@ def _expand_part(part: str, hostlist: str) -> list[str]:
         if match is None:
             raise _invalid(
                 hostlist,
-                f"cannot read {shown(item)} within brackets; expected a number, or a range such as 01-12",
+                f"cannot parse {shown(item)} within brackets; expected a number, or a range such as 01-12",
             )
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
-            raise _invalid(hostlist, f"the range {item.strip()} runs backwards")
+            raise _invalid(hostlist, f"the range {item.strip()} is descending")
         _check_count(len(choices) + last - first + 1, hostlist)
         choices += [f"{number:0{len(match[1])}}" for number in range(first, last + 1)]
     return choices
@@ -123,7 +123,7 @@ def _expand_part(part: str, hostlist: str) -> list[str]:
 
 def _check_count(count: int, text: str) -> None:
     if count > MOST_HOSTS:
-        raise _invalid(text, f"it stands for more than {MOST_HOSTS} hosts")
+        raise _invalid(text, f"it has more than {MOST_HOSTS} hosts")
 
 
 def _invalid(hostlist: str, problem: str) -> ConfigurationError:

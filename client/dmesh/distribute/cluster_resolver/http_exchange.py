@@ -1,4 +1,4 @@
-"""One HTTP request and its reply, with an end in time and size: no redirects, no caches, no surprises."""
+"""One HTTP request and its reply, with limits of time and size, without redirects or caches."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _CHUNK = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Answer of a server."""
+    """Reply of a server."""
 
     status: int
-    """Such as 200."""
+    """Status code, such as 200."""
     headers: Mapping[str, str]
-    """By name in lower case."""
+    """Headers by name in lower case."""
     body: bytes
-    """All of it."""
+    """The whole body."""
 
     def text(self, most: int = 200) -> str:
-        """Returns the beginning of the body, on one line, for an error message."""
+        """Return the beginning of the body, on one line, for an error message."""
         return " ".join(self.body[: 4 * most].decode("utf-8", "replace").split())[:most]
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Credentials are for the host that was asked, not for wherever it points."""
+    """Refuses redirects, because the credentials are for the original host only."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
@@ -48,30 +48,28 @@ def exchange(
     body: bytes | None = None,
     proxies: bool = True,
 ) -> Reply:
-    """Makes a request and reads the whole reply.
+    """Make a request and read the whole reply.
 
     Args:
-        url: Of the scheme http or https.
-        timeout: Seconds that all of it may take.
-        most_bytes: Longest body that is read.
-        method: Such as GET.
-        headers: To send.
-        body: To send.
-        proxies: Whether to go through a proxy that the environment names.
+        url: URL with the scheme http or https.
+        timeout: Time limit of the whole exchange, seconds.
+        most_bytes: Maximum size of the reply's body.
+        method: Method, such as GET.
+        headers: Headers to send.
+        body: Body to send.
+        proxies: Whether to use a proxy from the environment.
 
     Returns:
-        The reply, whatever its status.
+        The reply, with any status.
 
     Raises:
-        OSError: There is no connection, or none that lasts; TimeoutError if it takes too long.
-        ClusterLookupError: The reply is too long, or the URL is none of HTTP's.
+        OSError: The connection cannot be made, or breaks; TimeoutError after the time limit.
+        ClusterLookupError: The reply is too long, or the URL is not of HTTP.
     """
     if not url.startswith(("http://", "https://")):
-        raise ClusterLookupError(
-            f"{without_query(url)!r:.200} is not a URL of http:// or https://; correct it"
-        )
+        raise ClusterLookupError(f"{without_query(url)!r:.200} is not an http:// or https:// URL; correct it")
     deadline = time.monotonic() + timeout
-    # http.client has no way to take a reply apart: no compression unless we ask for it.
+    # http.client cannot decompress replies, so do not accept compressed ones.
     sent = {**(headers or {}), "Accept-Encoding": "identity"}
     request = urllib.request.Request(url, data=body, headers=sent, method=method)  # noqa: S310
     opener = urllib.request.build_opener(
@@ -93,11 +91,11 @@ def exchange(
             raise error.reason from None
         raise ConnectionError(str(error.reason)) from None
     except http.client.HTTPException as error:
-        raise ConnectionError(f"the reply is not HTTP, or breaks off ({type(error).__name__})") from error
+        raise ConnectionError(f"the reply is not HTTP, or is truncated ({type(error).__name__})") from error
 
 
 def without_query(url: str) -> str:
-    """Returns a URL without what may be a key in it."""
+    """Return a URL without its query, which may have a key."""
     return url.partition("?")[0]
 
 
@@ -107,11 +105,11 @@ def _read(response: Any, deadline: float, most_bytes: int, url: str) -> bytes:
         chunks += chunk
         if len(chunks) > most_bytes:
             raise ClusterLookupError(
-                f"the reply of {without_query(url)} has more than {most_bytes} bytes, which no reply of "
-                "this service should have; check that the URL is right"
+                f"the reply of {without_query(url)} is larger than the limit of {most_bytes} bytes. "
+                "Check the URL"
             )
         if time.monotonic() > deadline:
             raise TimeoutError("the reply takes too long")
-    if response.length:  # read1 says nothing of it
-        raise ConnectionError(f"the reply breaks off, {response.length} bytes before its end")
+    if response.length:  # read1 does not report truncated replies
+        raise ConnectionError(f"the reply is truncated, {response.length} bytes before its end")
     return bytes(chunks)

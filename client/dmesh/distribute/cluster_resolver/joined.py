@@ -1,4 +1,4 @@
-"""The cluster that this process belongs to, whatever it was found with."""
+"""Resolver of the cluster to which this process belongs."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from dmesh.train import ClusterSpec
 
 @dataclass(frozen=True)
 class FoundResolver:
-    """The resolver that has found this process's cluster."""
+    """The resolver that found this process's cluster."""
 
     resolver: ClusterResolver
-    """The program's, or a launcher's."""
+    """Resolver of the program or of a launcher."""
 
 
 class JoinedClusterResolver(ClusterResolver):
-    """Answers what `dmesh.jobs()`, `dmesh.job_name()` and `dmesh.client_id()` say at the moment.
+    """Resolver with the current values of `dmesh.jobs()`, `dmesh.job_name()` and `dmesh.client_id()`.
 
-    For clusters that no other resolver knows completely: those of `DTENSOR_JOBS` and `dmesh run`, and those
-    whose launcher knows no addresses.
+    It is for clusters that no other resolver knows completely: those of `DTENSOR_JOBS` and `dmesh run`, and
+    those whose launcher does not know the addresses.
     """
 
     _rpc_layer = "grpc"
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the clients, as tasks of one job; none in local mode.
+        """Return the clients as tasks of one job; no tasks in local mode.
 
         Raises:
             ConfigurationError: An environment variable is malformed.
@@ -40,25 +40,25 @@ class JoinedClusterResolver(ClusterResolver):
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """Returns the address of the task that is named, or of this one.
+        """Return the address of the given task, by default of this process's.
 
         Args:
             task_type: Job of the task; this process's if None.
             task_id: Its index; this process's if None.
-            rpc_layer: What stands before `://` in the answer; the resolver's own if None.
+            rpc_layer: Protocol before `://` in the address; the resolver's own if None.
 
         Returns:
             The address; empty in local mode.
 
         Raises:
-            ClusterSpecError: There is no such task.
+            ClusterSpecError: The task does not exist.
             ConfigurationError: An environment variable is malformed.
         """
         return self._master_or_own(task_type, task_id, rpc_layer) if config.jobs() else ""
 
     @property
     def task_type(self) -> str | None:
-        """The job that all clients share, or what was set."""
+        """Job of all clients, or the value that was set."""
         return config.job_name() if self._task_type is None else self._task_type
 
     @task_type.setter
@@ -67,7 +67,7 @@ class JoinedClusterResolver(ClusterResolver):
 
     @property
     def task_id(self) -> int | None:
-        """This client's id, or what was set."""
+        """This client's id, or the value that was set."""
         return config.client_id() if self._task_id is None else self._task_id
 
     @task_id.setter
@@ -76,10 +76,10 @@ class JoinedClusterResolver(ClusterResolver):
 
 
 def cluster_of_this_process() -> ClusterResolver:
-    """Returns the resolver that has found this process's cluster, if it knows all tasks; else one that does.
+    """Return the resolver that found this process's cluster, or another one if it does not know all tasks.
 
-    Where this process is alone, that is one of `TF_CONFIG`, as in TensorFlow: its cluster has no task if the
-    variable is not set, and `task_type` and `task_id` are None.
+    For a single process, that is a `TFConfigClusterResolver`, as in TensorFlow: if the variable is not set,
+    its cluster has no tasks, and `task_type` and `task_id` are None.
 
     Raises:
         ConfigurationError: An environment variable is malformed.

@@ -39,39 +39,39 @@ _POD_VARIABLES = ("DMESH_KUBERNETES_POD", "POD_NAME")
 _FINISHED = ("Succeeded", "Failed")
 _ANNOUNCEMENT = 10.0
 _WAITS = RetryPolicy(initial=0.5, factor=1.5, maximum=3.0)
-"""Between two looks at pods that do not run yet: thousands of clients may look at once."""
+"""Pauses between lookups of pods that do not run yet: thousands of clients may poll at the same time."""
 
 
 class KubernetesClusterResolver(ClusterResolver):
-    """Finds running pods through the Kubernetes API: those of each job by their labels.
+    """Finds the running pods of each job by their labels, through the Kubernetes API.
 
-    A job's tasks are its pods in order of their completion index if all of them have one (pods of an indexed
-    job or a stateful set), and of their names otherwise.
+    A job's tasks are its pods, sorted by completion index if all have one (pods of an indexed job or a
+    stateful set), otherwise by name.
 
     ```python
     resolver = KubernetesClusterResolver({"worker": ["job-name=train"]}, pod_address="pod_ip", size=4)
     ```
 
     Args:
-        job_to_label_mapping: For each job the label selectors of its pods; a job has the pods of all of its
-            selectors, one selector's after the other's. Default: `{"worker": ["job-name=tensorflow"]}`.
-        tf_server_port: The port that each pod listens on.
-        rpc_layer: What stands before the addresses of masters.
-        override_client: A `kubernetes.client.CoreV1Api` to ask, with credentials of its own.
-        executable_location: Where the program runs, and so where its credentials are.
-        namespace: Where the pods are; None for all namespaces, which takes a cluster-wide role.
-        pod_address: `host_ip`, the node's address, as TensorFlow has it: for pods with the host's network or
-            a host port; `pod_ip`, the pod's own, for all others.
-        size: How many pods run when all are there; then finished pods and those being deleted do not count,
-            since others replace them. None: any number, all of which must run.
-        wait: Seconds to wait until all of them run.
+        job_to_label_mapping: For each job, the label selectors of its pods; a job has the pods of all its
+            selectors, in the selectors' order. Default: `{"worker": ["job-name=tensorflow"]}`.
+        tf_server_port: Port on which each pod listens.
+        rpc_layer: Protocol to put before the masters' addresses.
+        override_client: A `kubernetes.client.CoreV1Api` with its own credentials to use instead.
+        executable_location: Where the program runs, which decides where its credentials are.
+        namespace: Namespace of the pods; None for all namespaces, which needs a cluster-wide role.
+        pod_address: `host_ip`, the node's address and TensorFlow's default, for pods with the host's network
+            or a host port; `pod_ip`, the pod's own address, for all others.
+        size: Number of pods of the complete cluster; finished pods and those being deleted do not count,
+            because others replace them. None: any number of pods, all of which must run.
+        wait: Time to wait until all of them run, seconds.
         policy: Limits of its requests.
 
     Raises:
         MissingExtraError: The client library is not installed, and there is no `override_client`.
-        ArgumentTypeError: The mapping is none.
-        ConfigurationError: Another argument is not usable.
-        ResolverError: There are no credentials where the program runs.
+        ArgumentTypeError: The mapping is not a dict from jobs to lists of selectors.
+        ConfigurationError: Another argument has a bad value.
+        ResolverError: The program has no credentials for the API.
     """
 
     def __init__(
@@ -110,11 +110,11 @@ class KubernetesClusterResolver(ClusterResolver):
         self._in_pod = override_client is None and executable_location is ExecutableLocation.WITHIN_CLUSTER
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the pods as they are now, or as soon as all of them run.
+        """Return the pods, after all of them run.
 
         Raises:
-            ClusterNotReadyError: A pod does not run, and did not within `wait` seconds.
-            ClusterLookupError: The API refuses, or does not answer.
+            ClusterNotReadyError: A pod does not run after `wait` seconds.
+            ClusterLookupError: The API refuses the request, or does not answer.
         """
         jobs = self._ready_pods()
         return ClusterSpec({job: self._addresses(pods) for job, pods in jobs.items()})
@@ -122,26 +122,26 @@ class KubernetesClusterResolver(ClusterResolver):
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """Returns the address of a task.
+        """Return the address of a task.
 
         Args:
             task_type: Its job; this process's if None.
             task_id: Its index; this process's if None.
-            rpc_layer: What stands before `://`; the resolver's own if None.
+            rpc_layer: Protocol before `://` in the address; the resolver's own if None.
 
         Returns:
-            The address; empty if it is not known which task.
+            The address; empty if the task is unknown.
 
         Raises:
-            ClusterSpecError: There is no such task.
+            ClusterSpecError: The task does not exist.
             ClusterNotReadyError: A pod does not run.
-            ClusterLookupError: The API refuses, or does not answer.
+            ClusterLookupError: The API refuses the request, or does not answer.
         """
         return self._master_or_own(task_type, task_id, rpc_layer)
 
     @property
     def task_type(self) -> str | None:
-        """The job of the pod that this process is in; None if it is in none of them."""
+        """Job of this process's pod; None if it is not in one of the pods."""
         if self._task_type is not None:
             return self._task_type
         place = self._own_place()
@@ -153,10 +153,10 @@ class KubernetesClusterResolver(ClusterResolver):
 
     @property
     def task_id(self) -> int | None:
-        """The index of the pod that this process is in; None if it is in none of them.
+        """Index of this process's pod; None if it is not in one of the pods.
 
-        The pod is the one that `DMESH_KUBERNETES_POD` or `POD_NAME` names; or that has this
-        `JOB_COMPLETION_INDEX`; or this host's name.
+        `DMESH_KUBERNETES_POD` or `POD_NAME` names the pod; else it is the one with this
+        `JOB_COMPLETION_INDEX`, or with this host's name.
         """
         if self._task_id is not None:
             return self._task_id
@@ -220,20 +220,18 @@ class KubernetesClusterResolver(ClusterResolver):
         found = sum(map(len, jobs.values()))
         if self._size is not None and found != self._size:
             raise ClusterNotReadyError(
-                f"{found} of {self._size} pods run that the selectors "
-                f"{', '.join(shown(selector) for job in self._labels.values() for selector in job)} select; "
-                "check the selectors and whether the pods can be scheduled"
+                f"{found} of {self._size} pods are running for the selectors "
+                f"{', '.join(shown(selector) for job in self._labels.values() for selector in job)}. "
+                "Check the selectors and whether the pods can be scheduled"
             )
         return jobs
 
     def _check(self, pod: Pod) -> None:
         if pod.phase != "Running" or pod.deleted:
             state = "being deleted" if pod.phase == "Running" else f"in the phase {shown(pod.phase)}"
-            advice = (
-                "delete what is left of earlier runs" if pod.phase in _FINISHED else "try again when it runs"
-            )
+            advice = "delete the pods of earlier runs" if pod.phase in _FINISHED else "try again when it runs"
             raise ClusterNotReadyError(
-                f"the pod {pod} is not running; it is {state}. kubectl describe pod {pod.name} says why; "
+                f"the pod {pod} is not running; it is {state}. kubectl describe pod {pod.name} shows why; "
                 f"{advice}"
             )
         if not getattr(pod, self._pod_address):
@@ -247,21 +245,21 @@ class KubernetesClusterResolver(ClusterResolver):
                 both = [str(pod) for pod, own in zip(pods, addresses, strict=True) if own == address][:2]
                 raise ResolverError(
                     f"the pods {' and '.join(both)} have the same address {address}: they are on one node. "
-                    "Pass pod_address='pod_ip', unless they have the host's network; then let only one run "
-                    "on each node"
+                    "Pass pod_address='pod_ip'; or, if they use the host's network, run only one on each "
+                    "node"
                 )
         return addresses
 
 
 def detected() -> ClusterResolver | None:
-    """Returns the resolver that the environment of a pod asks for; None if it asks for none.
+    """Return the resolver that a pod's environment requests; None if it requests none.
 
-    `DMESH_KUBERNETES_SELECTOR` has the label selector of all clients' pods, or `DMESH_KUBERNETES_SERVICE` the
-    name of their headless service; `DMESH_KUBERNETES_SIZE` their number.
+    `DMESH_KUBERNETES_SELECTOR` is the label selector of all clients' pods, or `DMESH_KUBERNETES_SERVICE` the
+    name of their headless service; `DMESH_KUBERNETES_SIZE` is their number.
 
     Raises:
         ConfigurationError: A variable is missing or malformed.
-        ResolverError: The pod has no credentials, or no number.
+        ResolverError: The pod has no credentials, or no index.
         MissingExtraError: The client library is not installed.
     """
     environ = context.environment()
@@ -272,8 +270,8 @@ def detected() -> ClusterResolver | None:
     size = environ.get("DMESH_KUBERNETES_SIZE", "").strip()
     if not (size.isascii() and size.isdecimal() and len(size) <= 5) or not 1 <= int(size) <= MOST_PODS:
         raise ConfigurationError(
-            f"DMESH_KUBERNETES_SIZE is {shown(size)}; expected the number of pods, from 1: how many clients "
-            "there are to wait for"
+            f"DMESH_KUBERNETES_SIZE is {shown(size)}; expected the number of pods, which is the number of "
+            "clients, at least 1"
         )
     port = check_port(
         "DMESH_KUBERNETES_PORT", environ.get("DMESH_KUBERNETES_PORT", "").strip() or DEFAULT_PORT

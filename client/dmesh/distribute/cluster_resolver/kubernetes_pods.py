@@ -1,4 +1,4 @@
-"""Pods of a cluster from the Kubernetes API, through its own client library."""
+"""Pods of a cluster from the Kubernetes API, through the `kubernetes` client library."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dmesh.errors import (
 
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 SERVICE_ACCOUNT_VARIABLE = "DMESH_KUBERNETES_SERVICE_ACCOUNT"
-"""Variable that names the directory of a pod's service account files, if not the usual one."""
+"""Variable with the directory of a pod's service account files, if it is not the default."""
 _INDEX_LABELS = ("batch.kubernetes.io/job-completion-index", "apps.kubernetes.io/pod-index")
 _PAGE = 500
 _MOST_PAGES = 1000
@@ -34,7 +34,7 @@ _CHUNK = 64 * 1024
 
 
 class ExecutableLocation(enum.Enum):
-    """Place that the program runs in, which decides how it finds the Kubernetes API and authenticates."""
+    """Where the program runs, which decides how it finds the Kubernetes API and authenticates."""
 
     WITHIN_CLUSTER = 0
     """In a pod, with the pod's service account."""
@@ -55,11 +55,11 @@ class Pod:
     pod_ip: str | None
     """Its own address."""
     hostname: str | None
-    """Host name that it gives itself, if not its name."""
+    """Host name from its spec, if it has one."""
     index: int | None
-    """Its number within an indexed job or a stateful set."""
+    """Its index within an indexed job or a stateful set; None if it has none."""
     deleted: bool
-    """True if it is about to end."""
+    """True if it is being deleted."""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}" if self.namespace else self.name
@@ -73,16 +73,16 @@ class PodSource(Protocol):
     """Knows pods."""
 
     def pods(self, selector: str) -> list[Pod]:
-        """Returns the pods whose labels a selector selects."""
+        """Return the pods that match a label selector."""
 
 
 class PodsOfClient:
-    """Asks a `CoreV1Api`, or what has its method, that somebody else has set up.
+    """Lists pods with a `CoreV1Api` of the program, or an object with the same method.
 
     Args:
-        client: It.
-        namespace: Where to look; everywhere if None.
-        policy: How patiently.
+        client: The API object.
+        namespace: Namespace of the pods; None for all.
+        policy: Limits of its requests.
     """
 
     def __init__(self, client: Any, namespace: str | None, policy: LookupPolicy) -> None:
@@ -91,10 +91,10 @@ class PodsOfClient:
         self._policy = policy
 
     def pods(self, selector: str) -> list[Pod]:
-        """Returns the pods whose labels a selector selects.
+        """Return the pods that match a label selector.
 
         Raises:
-            ClusterLookupError: The API refuses, or does not answer.
+            ClusterLookupError: The API refuses the request, or does not answer.
         """
         question = f"the pods {shown(selector)} from Kubernetes"
 
@@ -108,17 +108,17 @@ class PodsOfClient:
 
 
 class KubernetesApi:
-    """Asks the Kubernetes API with the credentials that the place offers; page by page, in bounded time.
+    """Lists pods with the credentials of a pod or a kubeconfig file, page by page and in bounded time.
 
     Args:
         location: Where the program runs.
-        namespace: Where to look; everywhere if None.
-        policy: How patiently.
+        namespace: Namespace of the pods; None for all.
+        policy: Limits of its requests.
         environ: The environment variables.
 
     Raises:
         MissingExtraError: The library is not installed.
-        ConfigurationError: `location` is none.
+        ConfigurationError: `location` is not an ExecutableLocation.
         ResolverError: There are no credentials.
     """
 
@@ -146,23 +146,23 @@ class KubernetesApi:
         self._namespace = namespace
         self._policy = policy
         self._environ = environ
-        self._configuration()  # says now what would be wrong later
+        self._configuration()  # raises errors now instead of later
 
     def pods(self, selector: str) -> list[Pod]:
-        """Returns the pods whose labels a selector selects.
+        """Return the pods that match a label selector.
 
         Raises:
             ClusterLookupDeniedError: The service account may not list pods, or its token is not accepted.
             ClusterLookupUnavailableError: The API does not answer.
-            ClusterLookupError: It answers nonsense, or the list changes faster than it can be read.
-            ResolverError: There are no credentials any more.
+            ClusterLookupError: The reply is malformed, or the list changes faster than it can be read.
+            ResolverError: The credentials no longer exist.
         """
         configuration = self._configuration()
         place = "all namespaces" if self._namespace is None else f"namespace {self._namespace}"
         question = f"the pods {shown(selector)} of {place} from {configuration.host}"
         client = self._library.ApiClient(configuration=configuration)
         pool = client.rest_client.pool_manager
-        # The library reads what comes with an error by itself, however much that is.
+        # The library would read the body of an error without a size limit.
         pool.request = functools.partial(self._request, pool.request, question)
         try:
             api = self._library.CoreV1Api(client)
@@ -173,12 +173,12 @@ class KubernetesApi:
         finally:
             pool.clear()
         raise ClusterLookupError(
-            f"cannot get {question}: the list expired {_MOST_RESTARTS} times while it was read (410); "
-            "narrow the selector or the namespace"
+            f"cannot get {question}: the list expired {_MOST_RESTARTS} times while it was read (410). "
+            "Narrow the selector or the namespace"
         )
 
     def _read_list(self, api: Any, selector: str, question: str) -> list[Pod] | None:
-        """Returns all pages; None if the list expired in between."""
+        """Return all pages; None if the list expired in between."""
         pods: list[Pod] = []
         token = ""
         for _ in range(_MOST_PAGES):
@@ -194,7 +194,7 @@ class KubernetesApi:
             token = metadata.get("continue") or ""
             if not token:
                 return pods
-        raise ClusterLookupError(f"{question}: the list does not end; there are over {_MOST_PAGES} pages")
+        raise ClusterLookupError(f"{question}: the list has more than the limit of {_MOST_PAGES} pages")
 
     def _read_page(self, api: Any, selector: str, token: str, question: str) -> Mapping[str, Any]:
         options: dict[str, Any] = {
@@ -221,7 +221,7 @@ class KubernetesApi:
         return page
 
     def _request(self, request: Any, question: str, *arguments: Any, **options: Any) -> Any:
-        """Makes a request as a pool of urllib3's, and reads the whole reply, in bounded time and space."""
+        """Make a request like a urllib3 pool, and read the whole reply, with limits of time and size."""
         urllib3: Any = importlib.import_module("urllib3")
         deadline = time.monotonic() + self._policy.attempt
         body = bytearray()
@@ -242,9 +242,9 @@ class KubernetesApi:
         return urllib3.HTTPResponse(bytes(body), headers, reply.status, reason=reply.reason)
 
     def _configuration(self) -> Any:
-        """Returns the client library's configuration, read anew: tokens in files change."""
+        """Read the client library's configuration, each time, because token files change."""
         configuration = self._library.Configuration()
-        configuration.retries = False  # we do that, and say so
+        configuration.retries = False  # dmesh retries, and logs it
         exceptions: Any = importlib.import_module("kubernetes.config.config_exception")
         try:
             if self._location is ExecutableLocation.OFF_CLUSTER:
@@ -270,12 +270,14 @@ class KubernetesApi:
                 else "Run it in a pod with a service account; elsewhere pass "
                 "executable_location=ExecutableLocation.OFF_CLUSTER to use a kubeconfig file"
             )
-            raise ResolverError(f"there is no way to the Kubernetes API: {error}. {advice}") from error
+            raise ResolverError(
+                f"no access to the Kubernetes API: {str(error).rstrip('.')}. {advice}"
+            ) from error
         return configuration
 
 
 def own_namespace(environ: Mapping[str, str]) -> str | None:
-    """Returns the namespace of the pod that the program runs in; None if it is in none."""
+    """Return the namespace of this process's pod; None if it is not in a pod."""
     folder = Path(environ.get(SERVICE_ACCOUNT_VARIABLE) or SERVICE_ACCOUNT)
     try:
         return (folder / "namespace").read_text().strip() or None
@@ -285,7 +287,7 @@ def own_namespace(environ: Mapping[str, str]) -> str | None:
 
 @contextlib.contextmanager
 def _translation(question: str) -> Iterator[None]:
-    """Turns errors of the client library and of what it uses into ours; works without them, too."""
+    """Translate errors of the client library and of urllib3 into dmesh's, also if they are not installed."""
     try:
         yield
     except (Busy, ClusterLookupError):
@@ -301,7 +303,7 @@ def _translation(question: str) -> Iterator[None]:
                 question,
             ) from error
         if isinstance(error, OSError) or "urllib3.exceptions.HTTPError" in names:
-            raise Busy(f"there is no connection: {_short(error)}") from error
+            raise Busy(f"no connection: {_short(error)}") from error
         raise
 
 
@@ -328,8 +330,9 @@ def _judge(status: int, headers: Mapping[str, str], body: str, question: str) ->
         )
     if status == 403:
         return ClusterLookupDeniedError(
-            f"cannot get {question}: the account may not list them (403 {said}). Bind it to a role with the "
-            "verb list on pods: a ClusterRole for all namespaces, a Role for one of them (namespace=...)"
+            f"cannot get {question}: the account has no permission to list them (403 {said}). Bind it to a "
+            "role with the verb list on pods: a ClusterRole for all namespaces, a Role for one of them "
+            "(namespace=...)"
         )
     return ClusterLookupError(f"cannot get {question}: {status} {said}")
 
@@ -342,7 +345,7 @@ def _pod_of_json(item: object) -> Pod:
     entry = item if isinstance(item, Mapping) else {}
     metadata, spec, status = (entry.get(key) or {} for key in ("metadata", "spec", "status"))
     if not metadata or not all(isinstance(part, Mapping) for part in (metadata, spec, status)):
-        raise ClusterLookupError(f"Kubernetes lists something that is not a pod: {item!r:.200}")
+        raise ClusterLookupError(f"Kubernetes returned an entry that is not a pod: {item!r:.200}")
     labels = metadata.get("labels")
     return Pod(
         str(metadata.get("name") or ""),
@@ -357,7 +360,7 @@ def _pod_of_json(item: object) -> Pod:
 
 
 def _pod_of_model(item: Any) -> Pod:
-    # What is no text is not there: a stand-in of a test's may have any attribute.
+    # Values other than str count as missing: mocks have every attribute.
     metadata, status = item.metadata, item.status
     labels = getattr(metadata, "labels", None)
     deletion = getattr(metadata, "deletion_timestamp", None)

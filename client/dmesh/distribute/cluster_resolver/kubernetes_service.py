@@ -1,4 +1,4 @@
-"""Finds the pods of an indexed job or a stateful set in Kubernetes by their names, without asking anybody."""
+"""Finds the pods of an indexed job or a stateful set in Kubernetes by their names, without a request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dmesh.train import ClusterSpec
 DEFAULT_PORT = 8470
 """Default port of clients in pods."""
 INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
-"""Variable that the pods of an indexed job have."""
+"""Variable with the index of a pod of an indexed job."""
 MOST_PODS = 65_536
 _ORDINAL = re.compile(r"(.+)-([0-9]{1,9})", re.ASCII)
 
@@ -22,18 +22,18 @@ _ORDINAL = re.compile(r"(.+)-([0-9]{1,9})", re.ASCII)
 class KubernetesServiceResolver(ClusterResolver):
     """Finds the pods of an indexed job or a stateful set by their names, without a request.
 
-    They are called `NAME-0`, `NAME-1` and so on, and a headless service gives them these names in DNS. Which
-    of them this process is in, its host's name says, or `JOB_COMPLETION_INDEX`.
+    The pods are called `NAME-0`, `NAME-1` and so on, and a headless service publishes these names in DNS. The
+    host name or `JOB_COMPLETION_INDEX` tells which pod this process is in.
 
     Args:
-        service: The name of the headless service.
-        size: How many pods there are.
-        port: The port that each of them listens on.
-        job_name: The job that they are tasks of.
-        rpc_layer: What stands before the addresses of masters.
+        service: Name of the headless service.
+        size: Number of pods.
+        port: Port on which each pod listens.
+        job_name: Job of the pods.
+        rpc_layer: Protocol to put before the masters' addresses.
 
     Raises:
-        ConfigurationError: An argument is not usable.
+        ConfigurationError: An argument has a bad value.
         ResolverError: This host's name does not end in a number.
     """
 
@@ -57,7 +57,7 @@ class KubernetesServiceResolver(ClusterResolver):
         self._own()
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the names of all pods."""
+        """Return the names of all pods."""
         name, _ = self._own()
         return ClusterSpec(
             {self.task_type: [f"{name}-{index}.{self._service}:{self._port}" for index in range(self._size)]}
@@ -66,10 +66,10 @@ class KubernetesServiceResolver(ClusterResolver):
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """Returns the address of the first pod, or of the task named.
+        """Return the address of the given task, by default of the first pod.
 
         Raises:
-            ClusterSpecError: There is no such task.
+            ClusterSpecError: The task does not exist.
         """
         job = self.task_type if task_type is None else task_type
         address = self.cluster_spec().task_address(job, 0 if task_id is None else task_id)
@@ -77,7 +77,7 @@ class KubernetesServiceResolver(ClusterResolver):
 
     @property
     def task_type(self) -> str:
-        """The job of the pods."""
+        """Job of the pods."""
         return self._task_type or self._job_name
 
     @task_type.setter
@@ -86,7 +86,7 @@ class KubernetesServiceResolver(ClusterResolver):
 
     @property
     def task_id(self) -> int | None:
-        """The number of the pod that this process is in."""
+        """Index of this process's pod."""
         return self._own()[1] if self._task_id is None else self._task_id
 
     @task_id.setter
@@ -100,8 +100,8 @@ class KubernetesServiceResolver(ClusterResolver):
         index = environ.get(INDEX_VARIABLE) or (match[2] if match else "")
         if match is None or match[2] != index or int(index) >= self._size:
             raise ResolverError(
-                f"this host is called {shown(hostname)}, and {INDEX_VARIABLE} is "
-                f"{shown(environ.get(INDEX_VARIABLE, ''))}; expected NAME-NUMBER, and a number from 0 to "
-                f"{self._size - 1}, as the pods of an indexed job or a stateful set are called"
+                f"this host's name is {shown(hostname)}, and {INDEX_VARIABLE} is "
+                f"{shown(environ.get(INDEX_VARIABLE, ''))}; expected a pod of an indexed job or a stateful "
+                f"set, with a name such as NAME-NUMBER and a number from 0 to {self._size - 1}"
             )
         return match[1], int(index)

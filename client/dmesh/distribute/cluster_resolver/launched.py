@@ -1,4 +1,4 @@
-"""Base of resolvers whose launcher tells a process its rank, but not the addresses of the others."""
+"""Base of resolvers for launchers that tell a process its rank, but not the other processes' addresses."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _LOOPBACK = "127.0.0.1"
 
 
 class LaunchedClusterResolver(ClusterResolver):
-    """Works addresses out from ranks; where that cannot be done, says which tasks are known.
+    """Derives addresses from ranks if possible; otherwise knows some of the tasks.
 
     Args:
-        port_base: Port of the first process on each host; None for `DMESH_PORT_BASE`, or one that
-            follows from the launch.
-        hosts: Processes of each host, in order of ranks; None if not known.
-        coordinator: HOST, or HOST:PORT, of rank 0; None for what the launcher says.
+        port_base: Port of the first process on each host; None for `DMESH_PORT_BASE`, by default a port
+            derived from the launch.
+        hosts: Number of processes of each host, in order of ranks; None if unknown.
+        coordinator: HOST, or HOST:PORT, of rank 0; None for the launcher's value.
         job_name: Job of all processes.
         rpc_layer: Protocol to put before the masters' addresses.
 
     Raises:
-        ResolverError: The launcher has not started this process.
+        ResolverError: The launcher did not start this process.
         ConfigurationError: An argument or a variable is malformed.
         ArgumentTypeError: An argument is of another type.
     """
@@ -53,44 +53,44 @@ class LaunchedClusterResolver(ClusterResolver):
         self._coordinator = coordinator
         self._job_name = job_name
         self._rpc_layer = rpc_layer
-        self.cluster_spec()  # says now what would be wrong later
+        self.cluster_spec()  # raises errors now instead of later
 
     @abc.abstractmethod
     def _rank(self) -> int:
-        """Returns this process's rank, as the launcher says now."""
+        """Return this process's rank."""
 
     @abc.abstractmethod
     def _size(self) -> int:
-        """Returns how many processes there are."""
+        """Return the number of processes."""
 
     @abc.abstractmethod
     def _local(self) -> tuple[int, int]:
-        """Returns this process's rank on its host, and how many processes that host has."""
+        """Return this process's rank on its host, and the number of processes on that host."""
 
     @abc.abstractmethod
     def _identity(self) -> str:
-        """Returns what all processes of a launch have in common, and most often no other launch."""
+        """Return an identity of the launch, equal in all its processes, usually different in others."""
 
     @abc.abstractmethod
     def _leader(self) -> str | None:
-        """Returns the host on which the launcher has, or most likely has, started rank 0."""
+        """Return the host on which the launcher (most likely) started rank 0; None if unknown."""
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the processes' addresses, of those that are known.
+        """Return the known addresses of the processes.
 
-        That is all of them if they are on one host, or if the resolver knows all hosts.
-        Otherwise it is this process, and rank 0; `num_processes` says how many there are, and
-        `initialize_accelerator_system` introduces them to each other at rank 0's.
+        All addresses are known if the processes are on one host, or if the resolver knows all hosts.
+        Otherwise only those of this process and of rank 0 are known. `num_processes` is then the number of
+        processes, which `initialize_accelerator_system` connects through rank 0.
 
         Raises:
-            ResolverError: The launcher has not started this process, or it is not known where rank 0 is.
-            ConfigurationError: A variable is malformed, or does not fit `hosts`.
+            ResolverError: The launcher did not start this process, or the address of rank 0 is unknown.
+            ConfigurationError: A variable is malformed, or contradicts `hosts`.
         """
         rank, size, (local_rank, local_size) = self._rank(), self._size(), self._local()
         if not 0 <= rank < size or not 0 <= local_rank < local_size <= size:
             raise ConfigurationError(
-                f"this process is called rank {rank} of {size}, and {local_rank} of {local_size} on its "
-                "host, which cannot be. Leave the variables as the launcher sets them"
+                f"the launcher's variables contradict each other: rank {rank} of {size}, and local rank "
+                f"{local_rank} of {local_size}. Leave them as the launcher sets them"
             )
         busiest = max((local_size, *(self._hosts or {}).values()))
         base = (
@@ -105,7 +105,7 @@ class LaunchedClusterResolver(ClusterResolver):
         leader, server = self._leader_address(base), variables.text("DMESH_COORDINATOR")
         if leader is None and server is None:
             raise ResolverError(
-                "the processes are on several hosts, and it is not known where rank 0 is. Pass "
+                "the processes are on several hosts, and the address of rank 0 is unknown. Pass "
                 "coordinator=HOST:PORT of rank 0 or hosts={HOST: PROCESSES, ...} to the resolver, or set "
                 "DMESH_COORDINATOR to a coordination server, or DTENSOR_JOBS to HOST:PORT of every process"
             )
@@ -117,15 +117,15 @@ class LaunchedClusterResolver(ClusterResolver):
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """Returns the address of a process.
+        """Return the address of a process.
 
         Args:
             task_type: The job; the only one if None.
-            task_id: The rank; 0 if None, or this process's if it is not known where rank 0 is.
-            rpc_layer: What stands before `://` in the answer; the resolver's own if None.
+            task_id: The rank; None for rank 0, or for this process if the address of rank 0 is unknown.
+            rpc_layer: Protocol before `://` in the address; the resolver's own if None.
 
         Raises:
-            ClusterSpecError: There is no such process, or it is not known where it is.
+            ClusterSpecError: The process does not exist, or its address is unknown.
             ResolverError: See `cluster_spec`.
             ConfigurationError: Likewise.
         """
@@ -136,7 +136,7 @@ class LaunchedClusterResolver(ClusterResolver):
 
     @property
     def num_processes(self) -> int | None:
-        """Number of processes, if their addresses are not all known; otherwise None."""
+        """Number of processes if some addresses are unknown; otherwise None."""
         _, local_size = self._local()
         size = self._size()
         return None if self._hosts is not None or local_size == size else size
@@ -200,25 +200,25 @@ def _checked_hosts(hosts: object) -> dict[str, int]:
 
 
 def own_host(rendezvous: str) -> str:
-    """Returns the address of this machine in the network in which `rendezvous`, HOST:PORT, is.
+    """Return this machine's address in the network of `rendezvous`, HOST:PORT.
 
     Raises:
-        ResolverError: There is no way there.
-        ConfigurationError: It is not HOST:PORT.
+        ResolverError: This machine has no route to it.
+        ConfigurationError: `rendezvous` is not HOST:PORT.
     """
     chosen = variables.text("DMESH_BIND_HOST")
     if chosen is not None and chosen.strip("[]") not in WILDCARD_HOSTS:
         return chosen.strip("[]")
-    host, port = split_address(rendezvous, "the address at which all meet")
+    host, port = split_address(rendezvous, "the rendezvous address")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
-            probe.connect(address)  # of a datagram socket: looks the route up and sends nothing
+            probe.connect(address)  # on a datagram socket, this looks up the route without sending
             own = str(probe.getsockname()[0])
     except OSError as error:
         raise ResolverError(
-            f"all are to meet at {rendezvous}, to which this host finds no way: {error.strerror or error}. "
+            f"this host has no route to the rendezvous address {rendezvous}: {error.strerror or error}. "
             "Correct the address, or set DMESH_BIND_HOST to this host's own"
         ) from error
-    # All meet on this very host then, and the others know it by that name, not by its loopback's address.
+    # The rendezvous is on this host. The others know it by its name, not by the loopback address.
     return host if ipaddress.ip_address(own.partition("%")[0]).is_loopback else own

@@ -49,7 +49,7 @@ class LookupPolicy:
     """Function that waits, seconds."""
 
     def __post_init__(self) -> None:
-        """Refuses limits that nothing could keep to."""
+        """Refuse limits that nothing could keep to."""
         if not (0 < self.attempt < math.inf and 0 <= self.give_up < math.inf and self.most_bytes >= 1):
             raise ConfigurationError(
                 f"attempt={self.attempt!r}, give_up={self.give_up!r} and most_bytes={self.most_bytes!r} are "
@@ -57,7 +57,7 @@ class LookupPolicy:
             )
 
     def ask(self, question: str, attempt: Callable[[], T]) -> T:
-        """Makes attempts until one succeeds or time runs out.
+        """Make attempts until one succeeds or time runs out.
 
         Args:
             question: What is asked of whom, as errors put it: `the nodes of X at HOST`.
@@ -88,7 +88,7 @@ class LookupPolicy:
 
 
 def parse_retry_after(value: str | None) -> float | None:
-    """Returns the seconds of a `Retry-After` header; None if there is none, or a date instead."""
+    """Return the seconds of a `Retry-After` header; None if there is none, or a date instead."""
     if value is None or not value.isascii() or not value.strip().isdecimal() or len(value.strip()) > 9:
         return None
     return float(value)

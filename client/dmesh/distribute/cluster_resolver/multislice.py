@@ -1,4 +1,4 @@
-"""TPU slices that work together over the data center's network, from the `MEGASCALE_*` variables."""
+"""Several TPU slices connected by the data center's network, from the `MEGASCALE_*` variables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _INTEGER = re.compile(r"[0-9]{1,6}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Multislice:
-    """Place of a slice among several equal ones."""
+    """Index of a slice among several equal ones."""
 
     num_slices: int
     """Number of slices; at least 2."""
@@ -25,17 +25,17 @@ class Multislice:
 
     @classmethod
     def read(cls, value: Callable[[str], str | None]) -> Multislice | None:
-        """Reads `MEGASCALE_NUM_SLICES`, `MEGASCALE_SLICE_ID` and `MEGASCALE_COORDINATOR_ADDRESS`.
+        """Read `MEGASCALE_NUM_SLICES`, `MEGASCALE_SLICE_ID` and `MEGASCALE_COORDINATOR_ADDRESS`.
 
         Args:
-            value: Returns a variable; None if it is not set.
+            value: Function that returns a variable; None if it is not set.
 
         Returns:
-            The place; None for a slice of its own.
+            The index; None for a single slice.
 
         Raises:
             ConfigurationError: A variable is malformed.
-            ResolverError: The slice's number is missing.
+            ResolverError: The slice's index is missing.
         """
         slices = _number("MEGASCALE_NUM_SLICES", value)
         if slices is None or slices < 2:
@@ -63,7 +63,7 @@ def _number(name: str, value: Callable[[str], str | None]) -> int | None:
 
 
 def _host(address: str) -> str:
-    """Returns the host of an address; its port, if there is one, is that of Google's own program."""
+    """Return the host of an address. A port would be that of Google's runtime."""
     if HOST_PATTERN.fullmatch(address) or is_ipv6(address):
         return address
     return split_address(address, "MEGASCALE_COORDINATOR_ADDRESS")[0]

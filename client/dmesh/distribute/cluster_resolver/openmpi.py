@@ -11,22 +11,22 @@ PLACE = "an mpirun of Open MPI"
 class OpenMPIClusterResolver(LaunchedClusterResolver):
     """Reads the `OMPI_COMM_WORLD_*` variables at every call; MPI itself is neither needed nor started.
 
-    Open MPI tells a process its rank, how many there are, and how many of them are on its host, but not where
-    the others are. On one host that does not matter: all are at 127.0.0.1. For several hosts there are three
-    ways: say which hosts there are (`hosts`); say where rank 0 is (`coordinator`, or `DMESH_COORDINATOR` for
-    a server apart), and let `initialize_accelerator_system` introduce all to each other there; or neither,
-    and rank 0 is taken to be on the host of `mpirun`, unless another host is named.
+    Open MPI tells a process its rank, the number of processes, and the number on its host, but not the
+    addresses of the others. On one host all are at 127.0.0.1. On several hosts, pass their names (`hosts`);
+    or pass the address of rank 0 (`coordinator`, or `DMESH_COORDINATOR` for a standalone server), through
+    which `initialize_accelerator_system` connects the processes. By default, rank 0 is assumed to be on the
+    host of `mpirun`.
 
     Args:
-        port_base: Port of the first process on each host; the next ones follow. Default: `DMESH_PORT_BASE`,
-            or one that follows from the launch.
-        hosts: Processes of each host, in order of ranks; None if not known.
+        port_base: Port of the first process on each host; the other processes have the following ports.
+            Default: `DMESH_PORT_BASE`, or a port derived from the launch.
+        hosts: Number of processes of each host, in order of ranks; None if unknown.
         coordinator: HOST, or HOST:PORT, of rank 0.
         job_name: Job of all processes.
         rpc_layer: Protocol to put before the masters' addresses.
 
     Raises:
-        ResolverError: Open MPI has not started this process.
+        ResolverError: Open MPI did not start this process.
         ConfigurationError: An argument or a variable is malformed.
     """
 
@@ -47,7 +47,7 @@ class OpenMPIClusterResolver(LaunchedClusterResolver):
 
     def _leader(self) -> str | None:
         if text("DMESH_COORDINATOR") is not None:
-            return None  # all meet there, and that rank 0 is on the host of mpirun is only likely
+            return None  # rendezvous at the coordinator, because rank 0 may be on another host than mpirun
         # 293273600.0;tcp://192.0.2.2,198.51.100.2:56943;tcp6://[fd00::2]:56763
         for part in (text("OMPI_MCA_orte_hnp_uri") or "").split(";"):
             scheme, _, rest = part.partition("://")
@@ -57,7 +57,7 @@ class OpenMPIClusterResolver(LaunchedClusterResolver):
 
 
 def detected() -> OpenMPIClusterResolver | None:
-    """Returns a resolver for the launch that this process belongs to; None if it is none of several.
+    """Return a resolver for this process's launch; None if the launch has no other process.
 
     Raises:
         ConfigurationError: A variable of the launch is malformed.

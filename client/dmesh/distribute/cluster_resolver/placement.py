@@ -1,4 +1,4 @@
-"""Placement of a step's tasks by Slurm: `srun --distribution`."""
+"""Slurm's placement of a step's tasks: `srun --distribution`."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from dmesh.errors import ResolverError
 def place_tasks(
     counts: list[int], distribution: str | None, plane_size: int | None = None
 ) -> list[tuple[int, int]]:
-    """Returns the place of every task, in order of their ranks.
+    """Return the placement of every task, in order of ranks.
 
     Args:
-        counts: How many tasks each host has.
-        distribution: As in `SLURM_DISTRIBUTION`: `block`, `cyclic` or `plane`, perhaps with more behind a
-            colon or comma, which is about sockets and does not matter here; `block` if None.
-        plane_size: As in `SLURM_DIST_PLANESIZE`: tasks of a plane.
+        counts: Number of tasks of each host.
+        distribution: Value of `SLURM_DISTRIBUTION`: `block`, `cyclic` or `plane`. A part after a colon or
+            comma, which is about sockets, is ignored. None for `block`.
+        plane_size: Value of `SLURM_DIST_PLANESIZE`: number of tasks of a plane.
 
     Returns:
-        For each task the index of its host, and its index among the tasks there.
+        For each task, the index of its host and its index on that host.
 
     Raises:
-        ResolverError: It is another distribution.
+        ResolverError: The distribution is another one.
     """
     across_hosts = re.split("[:,]", (distribution or "block").lower(), maxsplit=1)[0]
     if across_hosts in ("block", "*"):
@@ -34,8 +34,8 @@ def place_tasks(
         at_a_time = plane_size
     else:
         raise ResolverError(
-            f"SLURM_DISTRIBUTION is {shown(distribution or '')}, by which it is not known here which task is "
-            "on which host. Use srun --distribution=block, cyclic or plane=N"
+            f"SLURM_DISTRIBUTION is {shown(distribution or '')}, which dmesh does not support, so it cannot "
+            "find the tasks' hosts. Use srun --distribution=block, cyclic or plane=N"
         )
     places: list[tuple[int, int]] = []
     placed = [0] * len(counts)

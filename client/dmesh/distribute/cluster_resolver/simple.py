@@ -1,4 +1,4 @@
-"""A cluster that the program itself describes."""
+"""Resolver of a cluster that the program describes."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from dmesh.train import ClusterSpec
 
 
 class SimpleClusterResolver(ClusterResolver):
-    """Answers with what it was given.
+    """Returns the values that were passed to it.
 
     Args:
         cluster_spec: The cluster.
         master: Address of the master.
         task_type: Job of this process.
         task_id: Index of this process.
-        environment: What `environment` answers.
-        num_accelerators: What `num_accelerators` answers; None for nothing.
+        environment: Value of `environment`.
+        num_accelerators: Result of `num_accelerators`; None for no accelerators.
         rpc_layer: Protocol to put before the masters' addresses.
 
     Raises:
-        ArgumentTypeError: `cluster_spec` is not a ClusterSpec, or `master` not text.
+        ArgumentTypeError: `cluster_spec` is not a ClusterSpec, or `master` is not a str.
     """
 
     def __init__(
@@ -37,8 +37,8 @@ class SimpleClusterResolver(ClusterResolver):
     ) -> None:
         if not isinstance(cluster_spec, ClusterSpec):
             raise ArgumentTypeError(
-                f"cluster_spec must be a dmesh.train.ClusterSpec, got {type(cluster_spec).__name__}; a dict "
-                "becomes one by ClusterSpec(the_dict)"
+                f"cluster_spec must be a dmesh.train.ClusterSpec, got {type(cluster_spec).__name__}. "
+                "Convert a dict with ClusterSpec(the_dict)"
             )
         if not isinstance(master, str):
             raise ArgumentTypeError(f"master must be a str, got {master!r:.200}")
@@ -51,21 +51,21 @@ class SimpleClusterResolver(ClusterResolver):
         self._rpc_layer = rpc_layer
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the spec that it was made with."""
+        """Return the cluster spec."""
         return self._cluster_spec
 
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """Returns the address of the task that is named, or the master that it was made with.
+        """Return the address of the given task, by default the master.
 
         Args:
-            task_type: Job of the task; counts with `task_id` only.
+            task_type: Job of the task; used only with `task_id`.
             task_id: Its index.
-            rpc_layer: What stands before `://` in the answer; the resolver's own if None.
+            rpc_layer: Protocol before `://` in the address; the resolver's own if None.
 
         Raises:
-            ClusterSpecError: There is no such task.
+            ClusterSpecError: The task does not exist.
         """
         master = self._master
         if task_type is not None and task_id is not None:
@@ -75,11 +75,11 @@ class SimpleClusterResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
-        """Returns the numbers that it was made with, whichever task is meant."""
+        """Return the numbers that were passed, for every task."""
         del task_type, task_id, config_proto
         return dict(self._accelerators or {})
 
     @property
     def environment(self) -> str:
-        """The environment that it was made with."""
+        """The environment that was passed."""
         return self._environment

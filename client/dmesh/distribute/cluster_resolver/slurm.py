@@ -1,4 +1,4 @@
-"""The tasks of a Slurm job step: what one `srun` has started."""
+"""Resolver of the tasks of a Slurm job step, started by one `srun`."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ PLACE = "a Slurm step (srun)"
 
 @dataclass(frozen=True)
 class _Allocation:
-    """Values of the step's variables and of the arguments, at one moment."""
+    """Tasks, addresses and GPUs of the step, computed from its variables and the arguments."""
 
     spec: ClusterSpec
     task_type: str
     task_id: int
     local_index: int
-    """Of this process, among the step's tasks on its host."""
+    """Index of this process among the step's tasks on its host."""
 
 
 class SlurmClusterResolver(ClusterResolver):
     """Reads the `SLURM_*` variables of a job step at every call.
 
-    Tasks are numbered as Slurm does, and share their host's ports from `port_base` on. Jobs, in order of
-    their names, take the tasks in that order.
+    Tasks have Slurm's numbers, and ports from `port_base` on, in order on each host. The jobs, sorted by
+    name, get the tasks in that order.
 
     Args:
-        jobs: How many tasks each job has; all of them are `worker` if None.
-        port_base: Port of the first task on each host; the next ones follow.
-        gpus_per_node: GPUs of each host; if None, what the step has here as Slurm says, or else what this
-            process sees.
-        gpus_per_task: GPUs of each task; if None, srun's `--gpus-per-task`, or else as many as there are for
-            all. 0 for none.
-        tasks_per_node: Tasks of each host, by host or the same number for all; as Slurm says if None.
-        auto_set_gpu: Whether `cluster_spec` sets `CUDA_VISIBLE_DEVICES` to this task's share of the GPUs; it
-            is left alone where tasks have none, and where Slurm shows each task its own already.
+        jobs: Number of tasks of each job; None for a single job, `worker`.
+        port_base: Port of the first task on each host; the other tasks have the following ports.
+        gpus_per_node: Number of GPUs of each host; None for the step's GPUs on this host according to Slurm,
+            or else for the GPUs that this process sees.
+        gpus_per_task: Number of GPUs of each task; 0 for none. None for srun's `--gpus-per-task`, or else for
+            an equal share of the host's.
+        tasks_per_node: Number of tasks of each host, by host or one number for all; None for Slurm's.
+        auto_set_gpu: Whether `cluster_spec` set `CUDA_VISIBLE_DEVICES` to this task's share of the GPUs. It
+            does not if tasks have no GPUs, or if Slurm has already bound GPUs to each task.
         rpc_layer: Protocol to put before the masters' addresses.
 
     Raises:
-        ResolverError: This process is not in a job step, or the jobs do not fit its tasks or GPUs.
+        ResolverError: This process is not in a job step, or the jobs do not match its tasks or GPUs.
         ConfigurationError: An argument or a variable is malformed.
         ArgumentTypeError: An argument is of another type.
     """
@@ -81,10 +81,11 @@ class SlurmClusterResolver(ClusterResolver):
             self._tasks_per_node = (
                 None if tasks_per_node is None else _count(tasks_per_node, "tasks_per_node")
             )
-        # Once, because what this process sees is about to become its share.
+        # Count the GPUs once, because CUDA_VISIBLE_DEVICES will be set to this task's share.
         self._visible = _visible_gpus()
         on_host = _gpus_on_host() if gpus_per_node is None else None
-        # Slurm's number is of this host, others are of any host: then the one with the most tasks decides.
+        # Slurm's number is for this host. Other numbers are for all hosts, so the one with the most tasks
+        # decides.
         self._only_here = on_host is not None
         if gpus_per_node is not None:
             self._gpus_per_node = _count(gpus_per_node, "gpus_per_node")
@@ -98,17 +99,17 @@ class SlurmClusterResolver(ClusterResolver):
             self._gpus_per_task = self._gpus_per_node // max(self._sharing(self._tasks_by_host()), 1)
         self._auto_set_gpu = auto_set_gpu
         self._rpc_layer = rpc_layer
-        self._allocate()  # says now what would be wrong later
+        self._allocate()  # raises errors now instead of later
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the jobs and their tasks' addresses; gives this process its GPUs, if it is to.
+        """Return the jobs and their tasks' addresses; set `CUDA_VISIBLE_DEVICES` if `auto_set_gpu` is True.
 
         Raises:
-            ResolverError: This process is not in a job step, or the jobs do not fit its tasks or GPUs.
+            ResolverError: This process is not in a job step, or the jobs do not match its tasks or GPUs.
             ConfigurationError: A variable is malformed.
         """
         allocation = self._allocate()
-        # A process that sees some of its host's GPUs sees its own: Slurm has bound them to its task.
+        # If this process sees only some of the host's GPUs, Slurm has bound them to its task.
         bound = 0 < len(self._visible) < self._gpus_per_node
         if self._auto_set_gpu and self._gpus_per_task and not bound and context.fake_process() is None:
             first = allocation.local_index * self._gpus_per_task
@@ -117,7 +118,7 @@ class SlurmClusterResolver(ClusterResolver):
         return allocation.spec
 
     def get_task_info(self) -> tuple[str, int]:
-        """Returns the job of this process, and its index within that job.
+        """Return the job of this process, and its index in the job.
 
         Raises:
             ResolverError: See `cluster_spec`.
@@ -129,15 +130,15 @@ class SlurmClusterResolver(ClusterResolver):
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """Returns the address of a task.
+        """Return the address of a task.
 
         Args:
             task_type: Job of the task; this process's if None.
             task_id: Its index; this process's if None.
-            rpc_layer: What stands before `://` in the answer; the resolver's own if None.
+            rpc_layer: Protocol before `://` in the address; the resolver's own if None.
 
         Raises:
-            ClusterSpecError: There is no such task.
+            ClusterSpecError: The task does not exist.
             ResolverError: See `cluster_spec`.
             ConfigurationError: Likewise.
         """
@@ -146,13 +147,13 @@ class SlurmClusterResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
-        """Returns how many GPUs each task has, whichever is meant; nothing if they have none."""
+        """Return the number of GPUs of each task, for every task; empty if they have none."""
         del task_type, task_id, config_proto
         return {"GPU": self._gpus_per_task} if self._gpus_per_task else {}
 
     @property
     def task_type(self) -> str | None:
-        """The job of this process."""
+        """Job of this process."""
         return self._allocate().task_type if self._task_type is None else self._task_type
 
     @task_type.setter
@@ -161,7 +162,7 @@ class SlurmClusterResolver(ClusterResolver):
 
     @property
     def task_id(self) -> int | None:
-        """The index of this process within its job."""
+        """Index of this process within its job."""
         return self._allocate().task_id if self._task_id is None else self._task_id
 
     @task_id.setter
@@ -188,7 +189,7 @@ class SlurmClusterResolver(ClusterResolver):
         return dict(zip(hosts, counts, strict=True))
 
     def _sharing(self, tasks: Mapping[str, int]) -> int:
-        """Returns how many tasks share the GPUs of a host."""
+        """Return the number of tasks that share the GPUs of a host."""
         busiest = max(tasks.values(), default=0)
         return tasks.get(text("SLURMD_NODENAME") or "", busiest) if self._only_here else busiest
 
@@ -201,8 +202,8 @@ class SlurmClusterResolver(ClusterResolver):
         if sharing * self._gpus_per_task > self._gpus_per_node:
             raise ResolverError(
                 f"{sharing} tasks with {self._gpus_per_task} GPUs each need {sharing * self._gpus_per_task} "
-                f"GPUs on one host, but a host has {self._gpus_per_node}. Start fewer tasks a host, or pass "
-                "gpus_per_task"
+                f"GPUs on one host, but a host has {self._gpus_per_node}. Start fewer tasks per host, or "
+                "pass gpus_per_task"
             )
         if requested != assigned:
             raise ResolverError(
@@ -233,9 +234,9 @@ class SlurmClusterResolver(ClusterResolver):
 
 
 def detected() -> SlurmClusterResolver | None:
-    """Returns a resolver for the step that this process is a task of; None if it is none of several.
+    """Return a resolver for this process's step; None if the step has no other task.
 
-    A shell of `salloc`, the script of `sbatch` and a step of one task are not a cluster.
+    It returns None in a shell of `salloc`, in the script of `sbatch`, and in a step of one task.
 
     Raises:
         ConfigurationError: A variable of the step is malformed.
@@ -249,19 +250,19 @@ def detected() -> SlurmClusterResolver | None:
 
 
 def _check_place(place: tuple[int, int], hosts: list[str]) -> None:
-    """Refuses to go on if Slurm has put this process somewhere else than the addresses say."""
+    """Raise ResolverError if Slurm started this process on another host than the computed one."""
     host, local = text("SLURMD_NODENAME"), integer("SLURM_LOCALID")
     if host is None or local is None or (host, local) == (hosts[place[0]], place[1]):
         return
     raise ResolverError(
-        f"task {integer('SLURM_PROCID')} is number {local} on host {host}, but was expected as number "
-        f"{place[1]} on {hosts[place[0]]}: the step is distributed in another way than "
-        f"SLURM_DISTRIBUTION={text('SLURM_DISTRIBUTION') or 'block'} says. Use srun --distribution=block"
+        f"task {integer('SLURM_PROCID')} is number {local} on host {host}, expected number {place[1]} "
+        f"on {hosts[place[0]]} from "
+        f"SLURM_DISTRIBUTION={text('SLURM_DISTRIBUTION') or 'block'}. Use srun --distribution=block"
     )
 
 
 def _gpus_on_host() -> int | None:
-    """Returns how many GPUs of this host the step has, whichever of them its tasks see; None if unknown."""
+    """Return the number of GPUs that the step has on this host, visible or not; None if unknown."""
     count = integer("SLURM_GPUS_ON_NODE")
     if count is None:
         listed = text("SLURM_STEP_GPUS") or text("SLURM_JOB_GPUS")
@@ -270,10 +271,10 @@ def _gpus_on_host() -> int | None:
 
 
 def _gpus_per_task() -> int | None:
-    """Returns srun's `--gpus-per-task`, such as `2` or `volta:3,kepler:1`; None if it was not given.
+    """Return srun's `--gpus-per-task`, such as `2` or `volta:3,kepler:1`; None if it was not given.
 
     Raises:
-        ConfigurationError: It is malformed.
+        ConfigurationError: The variable is malformed.
     """
     asked = text("SLURM_GPUS_PER_TASK")
     if asked is None:
@@ -281,8 +282,8 @@ def _gpus_per_task() -> int | None:
     counts = [entry.rpartition(":")[2].strip() for entry in asked.split(",")]
     if not all(count.isascii() and count.isdecimal() and len(count) < 10 for count in counts):
         raise ConfigurationError(
-            f"SLURM_GPUS_PER_TASK is {shown(asked)}; expected numbers of GPUs, each perhaps with a type "
-            "and a colon before it. Leave it as Slurm sets it"
+            f"SLURM_GPUS_PER_TASK is {shown(asked)}; expected numbers of GPUs, each optionally after a type "
+            "and a colon. Leave it as Slurm sets it"
         )
     return sum(map(int, counts))
 

@@ -1,4 +1,4 @@
-"""The cluster that `TF_CONFIG` describes, as Kubeflow, Vertex AI and many scripts set it."""
+"""Resolver of the cluster in `TF_CONFIG`, which Kubeflow, Vertex AI and many scripts set."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _ADVICE = 'an object such as {"cluster": {"worker": ["host1:10000"]}, "task": {"
 class TFConfigClusterResolver(ClusterResolver):
     """Reads the environment variable `TF_CONFIG`, a JSON object, at every call.
 
-    It has `cluster`, the jobs with their tasks' addresses; `task`, with this process's `type` and `index`;
-    and perhaps `rpc_layer` and `session_master`. What is given here comes before what is there.
+    The object has `cluster`, the jobs with their tasks' addresses; `task`, with this process's `type` and
+    `index`; and optionally `rpc_layer` and `session_master`. Arguments override its values.
 
     Args:
         task_type: Job of this process.
         task_id: Index of this process.
         rpc_layer: Protocol to put before the masters' addresses.
-        environment: What `environment` answers.
+        environment: Value of `environment`.
     """
 
     def __init__(
@@ -41,31 +41,31 @@ class TFConfigClusterResolver(ClusterResolver):
         self._environment = environment
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the jobs in `cluster`; none if the variable is not set or has no cluster.
+        """Return the jobs in `cluster`; no jobs if the variable is not set or has no cluster.
 
         Raises:
             ConfigurationError: The variable is not a JSON object.
-            ArgumentTypeError: `cluster` is not a cluster.
-            ClusterSpecError: Likewise.
+            ArgumentTypeError: `cluster` is not a valid cluster.
+            ClusterSpecError: `cluster` is not a valid cluster.
         """
         return ClusterSpec(_load().get("cluster", {}))
 
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """Returns `session_master`, or else the address of the task that is named, or of this one.
+        """Return `session_master`, or else the address of the given task, by default of this process's.
 
         Args:
             task_type: Job of the task; this process's if None.
             task_id: Its index; this process's if None.
-            rpc_layer: What stands before `://` in the answer; the resolver's own if None.
+            rpc_layer: Protocol before `://` in the address; the resolver's own if None.
 
         Returns:
-            The address; empty if there is at most one task. `session_master` as it is there.
+            `session_master` unchanged, or the address; empty if there is at most one task.
 
         Raises:
             ConfigurationError: The variable is malformed.
-            ClusterSpecError: There is no such task.
+            ClusterSpecError: The task does not exist.
         """
         session_master = _load().get("session_master")
         if session_master is not None:
@@ -77,7 +77,7 @@ class TFConfigClusterResolver(ClusterResolver):
         index = self.task_id if task_id is None else task_id
         if job is None or index is None:
             raise ConfigurationError(
-                "TF_CONFIG does not say which task this is, and neither did the caller; add "
+                "TF_CONFIG has no task, and no task was passed. Add "
                 '"task": {"type": "worker", "index": 0}, or pass task_type and task_id'
             )
         return format_master_url(spec.task_address(job, index), rpc_layer or self.rpc_layer)
@@ -85,12 +85,12 @@ class TFConfigClusterResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
-        """Returns how many accelerators a task has, by type; see `ClusterResolver.num_accelerators`.
+        """Return the number of accelerators of a task, by type; see `ClusterResolver.num_accelerators`.
 
         Args:
             task_type: Job of the task; this process's if None.
             task_id: Its index; this process's if None.
-            config_proto: Has no meaning here.
+            config_proto: Ignored.
         """
         job = self.task_type if task_type is None else task_type
         index = self.task_id if task_id is None else task_id
@@ -98,12 +98,12 @@ class TFConfigClusterResolver(ClusterResolver):
 
     @property
     def environment(self) -> str:
-        """The environment that it was made with."""
+        """The environment that was passed."""
         return self._environment or ""
 
     @property
     def task_type(self) -> str | None:
-        """Job of this process: what was set, or else the task's `type`; None if neither is known."""
+        """Job of this process: the value that was set, or else the task's `type`; None if unknown."""
         if self._task_type is not None:
             return self._task_type
         kind = _task().get("type")
@@ -115,7 +115,7 @@ class TFConfigClusterResolver(ClusterResolver):
 
     @property
     def task_id(self) -> int | None:
-        """Index of this process: what was set, or else the task's `index`; None if neither is known."""
+        """Index of this process: the value that was set, or else the task's `index`; None if unknown."""
         if self._task_id is not None:
             return self._task_id
         index = _task().get("index")
@@ -147,12 +147,12 @@ class TFConfigClusterResolver(ClusterResolver):
 
 
 def detected() -> TFConfigClusterResolver | None:
-    """Returns a resolver for the cluster in `TF_CONFIG`; None if there is none, or not who this process is.
+    """Return a resolver for the cluster in `TF_CONFIG`; None if the variable lacks the cluster or the task.
 
     Raises:
         ConfigurationError: The variable is malformed.
-        ArgumentTypeError: Its cluster is none.
-        ClusterSpecError: Likewise.
+        ArgumentTypeError: Its cluster is not valid.
+        ClusterSpecError: Its cluster is not valid.
     """
     resolver = TFConfigClusterResolver()
     spec = resolver.cluster_spec()

@@ -1,4 +1,4 @@
-"""The workers of PyTorch's `torchrun`."""
+"""Resolver of the workers of PyTorch's `torchrun`."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ PLACE = "torchrun"
 class TorchElasticClusterResolver(LaunchedClusterResolver):
     """Reads `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`.
 
-    It does so at every call; PyTorch is neither needed nor imported. torchrun tells a worker where rank 0 is,
-    but not where the others are. On one host that does not matter. For several hosts, say which there are
-    (`hosts`), or let `initialize_accelerator_system` introduce all to each other at rank 0's. What else sets
-    these variables, such as Kubeflow's PyTorchJob, will do, too.
+    It reads them at every call; PyTorch is neither needed nor imported. torchrun tells a worker the address
+    of rank 0, but not those of the others. On one host they can be derived. On several hosts, pass their
+    names (`hosts`), or let `initialize_accelerator_system` connect the workers through rank 0. Other systems
+    that set these variables, such as Kubeflow's PyTorchJob, work, too.
 
     Args:
-        port_base: Port of the first worker on each host; the next ones follow. Not `MASTER_PORT`, at which
-            torchrun itself listens. Default: `DMESH_PORT_BASE`, or one that follows from the launch.
-        hosts: Workers of each host, in order of ranks; None if not known.
+        port_base: Port of the first worker on each host; the other workers have the following ports. Not
+            `MASTER_PORT`, on which torchrun listens. Default: `DMESH_PORT_BASE`, or a port derived from the
+            launch.
+        hosts: Number of workers of each host, in order of ranks; None if unknown.
         coordinator: HOST, or HOST:PORT, of rank 0; the host in `MASTER_ADDR` if None.
         job_name: Job of all workers.
         rpc_layer: Protocol to put before the masters' addresses.
 
     Raises:
-        ResolverError: The variables are not there.
+        ResolverError: A variable is not set.
         ConfigurationError: An argument or a variable is malformed.
     """
 
@@ -46,7 +47,7 @@ class TorchElasticClusterResolver(LaunchedClusterResolver):
 
 
 def detected() -> TorchElasticClusterResolver | None:
-    """Returns a resolver for the workers that this process is one of; None if it is none of several.
+    """Return a resolver for this process's launch; None if the launch has no other worker.
 
     Raises:
         ConfigurationError: A variable is malformed.

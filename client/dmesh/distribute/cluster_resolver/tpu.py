@@ -1,4 +1,4 @@
-"""Finds the hosts of a TPU: through Google's API, the environment, or a machine's own metadata."""
+"""Finds the hosts of a TPU through Google's API, the environment, or the metadata of this machine."""
 
 from __future__ import annotations
 
@@ -33,40 +33,39 @@ if TYPE_CHECKING:
 class TPUClusterResolver(ClusterResolver):
     """Finds the hosts of a TPU through Google's cloud or the environment.
 
-    The hosts are the tasks of the cluster, and each runs the program. The TPU itself is a topology: see
-    `dmesh.tpu`.
+    The hosts are the tasks of the cluster, and each runs the program. `dmesh.tpu` describes the TPU's cores.
 
     ```python
-    resolver = TPUClusterResolver("my-tpu", zone="us-central1-b")     # asks the TPU API v2
-    resolver = TPUClusterResolver("grpc://10.0.0.2:8470,10.0.0.3")    # asks nobody
-    resolver = TPUClusterResolver()                                   # looks into the environment
+    resolver = TPUClusterResolver("my-tpu", zone="us-central1-b")     # queries the TPU API v2
+    resolver = TPUClusterResolver("grpc://10.0.0.2:8470,10.0.0.3")    # needs no query
+    resolver = TPUClusterResolver()                                   # reads the environment
     ```
 
     Args:
-        tpu: The name of a TPU; or `grpc://HOST:PORT` of its hosts, separated by commas, 8470 if there is no
-            port; or `local` for a TPU of this machine's own. If empty or None the first of these says it:
+        tpu: The name of a TPU; or `grpc://HOST:PORT` of its hosts, separated by commas, by default port
+            8470; or `local` for a TPU in this machine. If empty or None, the first of these decides:
             `KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS`, `TPU_NAME`, `TPU_CONFIG`, `TPU_WORKER_HOSTNAMES`, the metadata
-            of a TPU VM, `TPU_ACCELERATOR_TYPE` (a TPU of this machine's own). A list must have one entry.
-        zone: The zone of a TPU that has a name; that of this machine if empty.
-        project: Its project; that of this machine if empty.
-        job_name: The job that the TPU's hosts are tasks of.
-        coordinator_name: Job of the coordinator; None if the cluster spec is to have none.
-        coordinator_address: Its address. If None, and there is a name, a coordination server is started in
-            this process, until the end of the `with` block or of the process.
-        credentials: Of google-auth; None or `default` for the application's default credentials.
+            of a TPU VM, `TPU_ACCELERATOR_TYPE` (a TPU in this machine). A list must have one entry.
+        zone: Zone of a TPU given by name; this machine's if empty.
+        project: Its project; this machine's if empty.
+        job_name: Job of the TPU's hosts.
+        coordinator_name: Job of the coordinator; None for a cluster spec without a coordinator.
+        coordinator_address: Its address. If None, and there is a name, the resolver starts a coordination
+            server in this process, until the end of the `with` block or of the process.
+        credentials: Credentials of google-auth; None or `default` for the application's default credentials.
         service: An API object of `googleapiclient.discovery`; then `credentials` are not used.
         discovery_url: Template of the address of the API's description, with `{api}` and `{apiVersion}`. The
-            environment variable `TPU_API_DISCOVERY_URL` goes before it.
-        accelerator_type: The TPU's type, such as `v2-8`, whatever the API or the environment say.
-        policy: How patiently to ask the API.
-        metadata: The metadata server to ask.
+            environment variable `TPU_API_DISCOVERY_URL` overrides it.
+        accelerator_type: The TPU's type, such as `v2-8`; overrides the API and the environment.
+        policy: Limits of requests to the API.
+        metadata: Client of the metadata server.
 
     Raises:
         MissingExtraError: The TPU has a name and googleapiclient is not installed.
-        ConfigurationError: An argument is not usable.
-        TpuNotFoundError: No TPU is named or described anywhere.
-        ClusterLookupError: Zone or project are not given, and there is no metadata server that knows.
-        NotImplementedError: `tpu` is a list of several.
+        ConfigurationError: An argument has a bad value.
+        TpuNotFoundError: Neither the arguments nor the environment name or describe a TPU.
+        ClusterLookupError: Zone or project are not given, and no metadata server has them.
+        NotImplementedError: `tpu` is a list of several TPUs.
     """
 
     def __init__(
@@ -113,7 +112,7 @@ class TPUClusterResolver(ClusterResolver):
 
             settings = Settings.load()
             host = settings.bind_host or self._client.get_local_ip()
-            # Others can reach all addresses of this machine, but not by the one that stands for them.
+            # Other hosts need a real address of this machine instead of the wildcard address.
             reachable = self._client.get_local_ip() if host in WILDCARD_HOSTS else host
             self._server = start_coordinator(host, settings)
             _, port = split_address(self._server.address, "the coordinator")
@@ -123,7 +122,7 @@ class TPUClusterResolver(ClusterResolver):
     def connect(
         tpu: str | Sequence[str] | None = None, zone: str | None = None, project: str | None = None
     ) -> TPUClusterResolver:
-        """Finds a TPU, joins the cluster of its hosts and initializes it.
+        """Find a TPU, join the cluster of its hosts and initialize it.
 
         Args:
             tpu: As for the class.
@@ -134,11 +133,11 @@ class TPUClusterResolver(ClusterResolver):
             The resolver.
 
         Raises:
-            DMeshError: As the class, `dmesh.config.experimental_connect_to_cluster` and
-                `dmesh.tpu.experimental.initialize_tpu_system` do.
+            DMeshError: See the class, `dmesh.config.experimental_connect_to_cluster` and
+                `dmesh.tpu.experimental.initialize_tpu_system`.
         """
         resolver = TPUClusterResolver(tpu, zone, project)
-        # The system is above this room: only who asks for it here gets it.
+        # Imported here, because these modules are above this package.
         system: Any = importlib.import_module("dmesh.tpu.experimental")
         config: Any = importlib.import_module("dmesh.config")
         config.experimental_connect_to_cluster(resolver)
@@ -147,20 +146,20 @@ class TPUClusterResolver(ClusterResolver):
 
     @property
     def cloud_tpu_client(self) -> TpuClient:
-        """Source of facts about the TPU: its state, health, type and version."""
+        """The TPU's state, health, type and version."""
         return self._client
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the TPU's hosts, and the coordinator if it has a name, as they are now.
+        """Return the TPU's hosts, and the coordinator if it has a name.
 
         Returns:
-            The spec; an empty one for a TPU of this machine's own. Of several slices, it has the hosts of
-            this one and the first host of all; `num_processes` says how many there are.
+            The spec; an empty one for a local TPU. If there are several slices, the hosts of this slice and
+            the first host of all; `num_processes` is then the number of hosts.
 
         Raises:
-            ResolverError: There are several slices, and it is not known where the first one is.
+            ResolverError: There are several slices, and the address of the first one is unknown.
             ClusterNotReadyError: The TPU does not run, or is not healthy.
-            ClusterLookupError: The service does not know it, refuses, or does not answer.
+            ClusterLookupError: The API does not know the TPU, refuses the request, or does not answer.
         """
         hosts = [
             join_address(endpoint["ipAddress"], endpoint["port"])
@@ -173,11 +172,11 @@ class TPUClusterResolver(ClusterResolver):
         if slices is not None:
             hosts = hosts or [join_address(self._client.get_local_ip(), DEFAULT_PORT)]
             known = dict(enumerate(hosts, slices.slice_id * len(hosts)))
-            if slices.coordinator is not None:  # the same name of it on all hosts
+            if slices.coordinator is not None:  # all hosts must use the same name of it
                 known[0] = join_address(slices.coordinator, DEFAULT_PORT)
             elif slices.slice_id and not context.environment().get("DMESH_COORDINATOR", "").strip():
                 raise ResolverError(
-                    "there are several slices, and it is not known where the first one is: set "
+                    "there are several slices, and the address of the first one is unknown. Set "
                     "MEGASCALE_COORDINATOR_ADDRESS to its first host, or DMESH_COORDINATOR to a coordination "
                     "server"
                 )
@@ -189,21 +188,21 @@ class TPUClusterResolver(ClusterResolver):
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """Returns the address of the TPU's first host, or of the task named.
+        """Return the address of the given task, by default of the TPU's first host.
 
         Args:
-            task_type: Job of the task that is meant.
+            task_type: Job of the task.
             task_id: Its index.
-            rpc_layer: What stands before `://`; `grpc` if None.
+            rpc_layer: Protocol before `://` in the address; `grpc` if None.
 
         Returns:
-            The address, with the protocol before it. It is empty for a TPU of this machine's own, and for one
-            of which this machine is the only host, because there is nothing to connect to.
+            The address, with the protocol before it. Empty for a local TPU, and for one whose only host is
+            this machine, because there is nothing to connect to.
 
         Raises:
             ClusterSpecError: There is no such task, or the TPU has no host.
             ClusterNotReadyError: The TPU does not run, or is not healthy.
-            ClusterLookupError: The service does not know it, refuses, or does not answer.
+            ClusterLookupError: The API does not know the TPU, refuses the request, or does not answer.
         """
         named = task_type is not None and task_id is not None
         if isinstance(self._client, LocalTpu):
@@ -219,27 +218,27 @@ class TPUClusterResolver(ClusterResolver):
         return format_master_url(spec.task_address(task_type, task_id), rpc_layer or self._rpc_layer)
 
     def get_master(self) -> str:
-        """Returns `master()`."""
+        """Return `master()`."""
         return self.master()
 
     def get_job_name(self) -> str:
-        """Returns the job that the TPU's hosts are tasks of."""
+        """Return the job of the TPU's hosts."""
         return self.task_type
 
     def get_coordination_service_leader(self) -> str:
-        """Returns the task that hosts the coordination service: the first host."""
+        """Return the task that hosts the coordination service: the first host."""
         return f"/job:{self.get_job_name()}/task:0"
 
     def get_tpu_system_metadata(self) -> TPUSystemMetadata:
-        """Returns the size of the TPU system and its devices.
+        """Return the size of the TPU system and its devices.
 
-        Of an initialized system these are what its members have; before that, what the TPU's type says.
+        After the initialization they come from the members' devices, before it from the TPU's type.
 
         Raises:
-            ResolverError: The hosts have not equally many cores.
-            TopologyError: There is no such type of TPU.
+            ResolverError: The hosts have different numbers of cores.
+            TopologyError: The type of TPU does not exist.
             ClusterNotReadyError: The TPU does not run, or is not healthy.
-            ClusterLookupError: The service does not know it, refuses, or does not answer.
+            ClusterLookupError: The API does not know the TPU, refuses the request, or does not answer.
         """
         spec = self.cluster_spec()
         job = self.task_type
@@ -249,22 +248,22 @@ class TPUClusterResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
-        """Returns how many TPU cores each host has.
+        """Return the number of TPU cores of each host.
 
-        Of an initialized system these are what its members have; before that, what the TPU's type says.
+        After the initialization it comes from the members' devices, before it from the TPU's type.
 
         Args:
-            task_type: Not used: all hosts are alike.
-            task_id: Not used.
-            config_proto: For a session of TensorFlow's; has no meaning here.
+            task_type: Ignored: all hosts are equal.
+            task_id: Ignored.
+            config_proto: Ignored; for TensorFlow's sessions.
 
         Returns:
-            A dict with the number of cores under "TPU", which is 0 if the type is not known.
+            A dict with the number of cores under "TPU"; 0 if the type is unknown.
 
         Raises:
-            ResolverError: The hosts have not equally many.
-            TopologyError: There is no such type of TPU.
-            ClusterLookupError: The service that knows the type does not, refuses, or does not answer.
+            ResolverError: The hosts have different numbers of cores.
+            TopologyError: The type of TPU does not exist.
+            ClusterLookupError: The API does not know the TPU, refuses the request, or does not answer.
         """
         del task_type, task_id, config_proto
         members = known_members()
@@ -280,13 +279,13 @@ class TPUClusterResolver(ClusterResolver):
         """The TPU's type, such as `v2-8`; None if unknown.
 
         Raises:
-            ClusterLookupError: The service does not know it, refuses, or does not answer.
+            ClusterLookupError: The API does not know the TPU, refuses the request, or does not answer.
         """
         return self._accelerator_type or self._client.accelerator_type()
 
     @property
     def task_type(self) -> str:
-        """The job that the TPU's hosts are tasks of."""
+        """Job of the TPU's hosts."""
         return self._task_type or self._job_name
 
     @task_type.setter
@@ -295,9 +294,9 @@ class TPUClusterResolver(ClusterResolver):
 
     @property
     def task_id(self) -> int | None:
-        """Number of this process among the TPU's hosts, as the environment or the metadata says; else 0.
+        """Index of this machine among the TPU's hosts, from the environment or the metadata; by default 0.
 
-        The hosts of several slices are numbered slice by slice.
+        Hosts of several slices are numbered slice by slice.
 
         Raises:
             ConfigurationError: A variable of the environment is malformed.
@@ -314,7 +313,7 @@ class TPUClusterResolver(ClusterResolver):
 
     @property
     def num_processes(self) -> int | None:
-        """Number of hosts, if there are several slices, of which this one's are known alone; otherwise None.
+        """Number of hosts if there are several slices, as only this slice's hosts are known; otherwise None.
 
         Raises:
             ResolverError: The `MEGASCALE_*` variables are malformed or incomplete.
@@ -326,39 +325,39 @@ class TPUClusterResolver(ClusterResolver):
         return len(self._client.network_endpoints()) or 1
 
     def set_tpu_topology(self, serialized_tpu_topology: bytes) -> None:
-        """Keeps a topology, whose hardware features are `tpu_hardware_feature` from then on.
+        """Store a topology; `tpu_hardware_feature` returns its features from now on.
 
         Args:
-            serialized_tpu_topology: What `Topology.serialized()` returned.
+            serialized_tpu_topology: Result of `Topology.serialized()`.
 
         Raises:
-            TopologyError: It is no topology.
+            TopologyError: The bytes are not a topology.
         """
         from dmesh.tpu.topology import Topology
         from dmesh.v1.topology_pb2 import TopologyProto
 
-        Topology(serialized=serialized_tpu_topology)  # checks it
+        Topology(serialized=serialized_tpu_topology)  # raises if it is malformed
         self._tpu_topology = TopologyProto.FromString(serialized_tpu_topology)
 
     @property
     def tpu_hardware_feature(self) -> TPUHardwareFeature | None:
-        """The TPU's features beside computing; None before `set_tpu_topology`."""
+        """The TPU's special hardware; None before `set_tpu_topology`."""
         return None if self._tpu_topology is None else self._tpu_topology.tpu_hardware_feature
 
     def __enter__(self) -> Self:
-        """Returns the resolver."""
+        """Return the resolver."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends the coordination server, if one was started."""
+        """End the coordination server, if one was started."""
         if self._server is not None:
             self._server.stop()
             self._server = None
 
     def __deepcopy__(self, memo: object) -> TPUClusterResolver:
-        """Returns the resolver itself: there is one TPU."""
+        """Return the resolver itself."""
         return self
 
     def _cores_of_type(self) -> int:
@@ -369,8 +368,8 @@ class TPUClusterResolver(ClusterResolver):
         hosts = len(self._client.network_endpoints()) or system.num_hosts
         if system.num_cores % hosts:
             raise ResolverError(
-                f"the {system.num_cores} cores of the TPU {self._client.name()}, a {kind}, cannot be equally "
-                f"many on each of its {hosts} hosts; check its addresses and its type"
+                f"the {system.num_cores} cores of the TPU {self._client.name()}, a {kind}, cannot be divided "
+                f"equally among its {hosts} hosts. Check its addresses and its type"
             )
         return system.num_cores // hosts
 

@@ -1,4 +1,4 @@
-"""A TPU by name, of which Google's TPU API v2 knows everything; and the choice of where to look for a TPU."""
+"""TPUs by name, through Google's TPU API v2; and the choice of the source of a TPU."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ _RECENT = datetime.timedelta(seconds=90)
 
 
 class CloudTpu(TpuClient):
-    """A TPU that Google's API knows by name.
+    """A TPU given by name, queried through Google's API.
 
     Args:
-        name: The TPU's name, or its full one, `projects/P/locations/Z/nodes/NAME`.
-        zone: Its zone; that of this machine if None.
-        project: Its project; that of this machine if None.
-        credentials: Of google-auth; None or `default` for the application's default credentials.
+        name: The TPU's name, or its full name, `projects/P/locations/Z/nodes/NAME`.
+        zone: Its zone; this machine's if None.
+        project: Its project; this machine's if None.
+        credentials: Credentials of google-auth; None or `default` for the application's default credentials.
         service: An API object to use instead.
         discovery_url: Template of the address of the API's description.
         policy: Limits of its requests.
@@ -57,7 +57,7 @@ class CloudTpu(TpuClient):
 
     Raises:
         MissingExtraError: googleapiclient is not installed.
-        ClusterLookupError: Zone or project are not given, and there is no metadata server that knows.
+        ClusterLookupError: Zone or project are not given, and no metadata server has them.
     """
 
     def __init__(
@@ -87,19 +87,19 @@ class CloudTpu(TpuClient):
             self._full_name = f"projects/{project}/locations/{zone or metadata.zone()}/nodes/{name}"
 
     def name(self) -> str:
-        """Returns the TPU's name."""
+        """Return the TPU's name."""
         return self._name
 
     def api_available(self) -> bool:
-        """Tells that Google's API knows this TPU."""
+        """Return True."""
         return True
 
     def node(self) -> Mapping[str, Any]:
-        """Returns everything that the API says about it now.
+        """Return the API's current description of the TPU.
 
         Raises:
-            ConfigurationError: No TPU can be called so.
-            ClusterLookupError: The API does not know it, refuses, or does not answer.
+            ConfigurationError: The name is not valid.
+            ClusterLookupError: The API does not know the TPU, refuses the request, or does not answer.
         """
         if self._service is None:
             self._service = build_service(
@@ -112,11 +112,11 @@ class CloudTpu(TpuClient):
         return execute(request, question, self._policy)
 
     def network_endpoints(self) -> list[NetworkEndpoint]:
-        """Returns where its hosts listen, in order.
+        """Return the addresses of its hosts, in order.
 
         Raises:
-            ClusterNotReadyError: It does not run, or is not healthy.
-            ClusterLookupError: The API does not know it, refuses, or does not answer.
+            ClusterNotReadyError: The TPU does not run, or is not healthy.
+            ClusterLookupError: The API does not know the TPU, refuses the request, or does not answer.
         """
         node = self.node()
         state, health = node.get("state"), node.get("health")
@@ -124,7 +124,7 @@ class CloudTpu(TpuClient):
             raise ClusterNotReadyError(
                 f"the TPU {self._full_name} is not ready; its state is {state}. "
                 + (
-                    "It will not come back by itself: create it anew"
+                    "It will not become ready again: create a new one"
                     if state in _GONE
                     else "Wait until it is READY, and try again"
                 )
@@ -132,7 +132,7 @@ class CloudTpu(TpuClient):
         if isinstance(health, str) and (health.startswith("UNHEALTHY") or health == "TIMEOUT"):
             raise ClusterNotReadyError(
                 f"the TPU {self._full_name} is not healthy; its health is {health}"
-                f"{_reported(node.get('healthDescription'))}. Wait until it is HEALTHY, or create it anew"
+                f"{_reported(node.get('healthDescription'))}. Wait until it is HEALTHY, or create a new one"
             )
         if node.get("networkEndpoints"):
             entries = node["networkEndpoints"]
@@ -141,51 +141,51 @@ class CloudTpu(TpuClient):
         return [self._endpoint(entry) for entry in entries]
 
     def accelerator_type(self) -> str | None:
-        """Returns its type, such as `v2-8`.
+        """Return its type, such as `v2-8`.
 
         Raises:
-            ClusterLookupError: The API does not know it, refuses, or does not answer.
+            ClusterLookupError: The API does not know the TPU, refuses the request, or does not answer.
         """
         return self._text("acceleratorType") or super().accelerator_type()
 
     def state(self) -> str | None:
-        """Returns its state, such as READY.
+        """Return its state, such as READY.
 
         Raises:
-            ClusterLookupError: The API does not know it, refuses, or does not answer.
+            ClusterLookupError: The API does not know the TPU, refuses the request, or does not answer.
         """
         return self._text("state")
 
     def health(self) -> str | None:
-        """Returns its health, such as HEALTHY.
+        """Return its health, such as HEALTHY.
 
         Raises:
-            ClusterLookupError: The API does not know it, refuses, or does not answer.
+            ClusterLookupError: The API does not know the TPU, refuses the request, or does not answer.
         """
         return self._text("health")
 
     def runtime_version(self) -> str | None:
-        """Returns the version of its software.
+        """Return the version of its software.
 
         Raises:
-            ClusterLookupError: The API does not know it, refuses, or does not answer.
+            ClusterLookupError: The API does not know the TPU, refuses the request, or does not answer.
         """
         node = self.node()
         return node.get("runtimeVersion") or node.get("tensorflowVersion")
 
     def symptoms(self) -> Sequence[Mapping[str, str]]:
-        """Returns what is wrong with it, as the API has it.
+        """Return the problems that the API reports.
 
         Raises:
-            ClusterLookupError: The API does not know it, refuses, or does not answer.
+            ClusterLookupError: The API does not know the TPU, refuses the request, or does not answer.
         """
         return tuple(self.node().get("symptoms") or ())
 
     def recoverable(self) -> bool:
-        """Tells whether a program on it can go on: it is not gone, and did not just run out of memory.
+        """Return whether a program on it can continue: the TPU exists, and did not just run out of memory.
 
         Raises:
-            ClusterLookupError: The API does not know it, refuses, or does not answer.
+            ClusterLookupError: The API does not know the TPU, refuses the request, or does not answer.
         """
         node = self.node()
         if node.get("state") in ("TERMINATED", "PREEMPTED"):
@@ -197,15 +197,15 @@ class CloudTpu(TpuClient):
         )
 
     def wait_for_healthy(self, timeout_s: float = 1200, interval: float = 30) -> None:
-        """Waits until it is healthy.
+        """Wait until the TPU is healthy.
 
         Args:
-            timeout_s: How long at most, seconds.
-            interval: Seconds between two looks.
+            timeout_s: Maximum time to wait, seconds.
+            interval: Seconds between two checks.
 
         Raises:
-            ClusterNotReadyError: It did not become so in time.
-            ClusterLookupError: The API does not know it, refuses, or does not answer.
+            ClusterNotReadyError: The TPU did not become healthy in time.
+            ClusterLookupError: The API does not know the TPU, refuses the request, or does not answer.
         """
         deadline = self._policy.clock() + timeout_s
         while (node := self.node()).get("health") != "HEALTHY":
@@ -213,13 +213,13 @@ class CloudTpu(TpuClient):
             if self._policy.clock() + interval > deadline:
                 raise ClusterNotReadyError(
                     f"the TPU {self._full_name} did not become healthy within {timeout_s:g} s ({said})"
-                    f"{_reported(node.get('healthDescription'))}; look after it, or create it anew"
+                    f"{_reported(node.get('healthDescription'))}. Check it, or create a new one"
                 )
             logger.warning("waiting until the TPU %s is healthy (%s)", self._full_name, said)
             self._policy.sleep(interval)
 
     def worker_id(self) -> int | None:
-        """Returns which of its hosts this machine is; None if it is none of them.
+        """Return the index of this machine among its hosts; None if it is not one of them.
 
         Raises:
             ClusterLookupError: The metadata server does not answer.
@@ -260,17 +260,17 @@ def find_tpu(
     environ: Mapping[str, str],
     metadata: MetadataServer,
 ) -> TpuClient:
-    """Finds out which TPU is meant, and who knows about it.
+    """Choose the TPU and the source of its description.
 
     The first of these decides: `tpu`, if it is not empty; `KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS`; `TPU_NAME`;
     `TPU_CONFIG`; `TPU_WORKER_HOSTNAMES`; the metadata of the machine, if it is a TPU VM;
-    `TPU_ACCELERATOR_TYPE`, which names no hosts and so means a TPU of this machine's own.
+    `TPU_ACCELERATOR_TYPE`, for a TPU in this machine.
 
     Args:
-        tpu: `local`, a name, `grpc://...`, a list of one of these; empty or None to look for it.
+        tpu: `local`, a name, `grpc://...`, or a list of one of these; empty or None for the environment's.
         zone: The TPU's zone.
         project: Its project.
-        credentials: Of google-auth.
+        credentials: Credentials of google-auth.
         service: An API object.
         discovery_url: Template of the address of the API's description.
         policy: Limits of its requests.
@@ -278,20 +278,20 @@ def find_tpu(
         metadata: The metadata server, if there is one.
 
     Raises:
-        ArgumentTypeError: `tpu` is something else.
+        ArgumentTypeError: `tpu` has another type.
         ConfigurationError: The list is empty, or an address is malformed.
-        NotImplementedError: There are several in the list.
+        NotImplementedError: The list has several TPUs.
         MissingExtraError: googleapiclient is needed and not installed.
-        TpuNotFoundError: No TPU is named or described anywhere.
-        ClusterLookupError: Zone or project are not given, and there is no metadata server that knows; or the
-            metadata server, which alone could name a TPU, does not answer.
+        TpuNotFoundError: Neither the arguments nor the environment name or describe a TPU.
+        ClusterLookupError: Zone or project are not given, and no metadata server has them; or the
+            metadata server, the only possible source, does not answer.
     """
     if isinstance(tpu, list | tuple):
         if not tpu:
             raise ConfigurationError("the list of TPUs is empty; name one")
         if len(tpu) > 1:
             raise NotImplementedError(
-                f"{len(tpu)} TPUs are named, but a program runs on one: use a resolver for each, and a "
+                f"got {len(tpu)} TPUs, but a resolver is for one. Use a resolver for each, and a "
                 "UnionResolver of them"
             )
         tpu = tpu[0]
@@ -317,7 +317,7 @@ def find_tpu(
 
 
 def _tpu_of_this_machine(environ: Mapping[str, str], metadata: MetadataServer) -> TpuClient:
-    """Returns the TPU that this machine is a host of, as its metadata or the environment describes it."""
+    """Return the TPU of this machine, from its metadata or the environment."""
     described = environ.get(TYPE_VARIABLE, "").strip()
     skip = environ.get("TPU_SKIP_MDS_QUERY", "").lower() in ("1", "true", "yes")
     asked = not skip and metadata.in_google_cloud()
@@ -329,14 +329,14 @@ def _tpu_of_this_machine(environ: Mapping[str, str], metadata: MetadataServer) -
         except ClusterLookupError as error:
             if not described:
                 raise
-            logger.warning("%s; going on with the TPU that %s describes", error, TYPE_VARIABLE)
+            logger.warning("%s; continuing with the TPU that %s describes", error, TYPE_VARIABLE)
     if described:
         return LocalTpu(environ, metadata)
     raise TpuNotFoundError(
-        f"no TPU is named: pass its name or tpu='grpc://HOST:PORT', or set {NAME_VARIABLE}, "
-        f"{ENDPOINTS_VARIABLE} or {HOSTNAMES_VARIABLE}; for one of this machine's own, set {TYPE_VARIABLE} "
+        f"no TPU was named. Pass its name or tpu='grpc://HOST:PORT', or set {NAME_VARIABLE}, "
+        f"{ENDPOINTS_VARIABLE} or {HOSTNAMES_VARIABLE}; for a TPU in this machine, set {TYPE_VARIABLE} "
         "to a type such as v2-8"
-        + ("; this machine of Google's cloud is no TPU VM, whose metadata would name one" if asked else "")
+        + (". This machine is in Google's cloud, but is not a TPU VM" if asked else "")
     )
 
 

@@ -1,10 +1,10 @@
-"""Facts about a TPU from any source: its hosts, its type, its state.
+"""Descriptions of a TPU from several sources: its hosts, its type, its state.
 
-- `LocalTpu`: the TPU that this machine has itself, `tpu="local"`.
-- `TpuAtAddresses`: its hosts' addresses were given, `tpu="grpc://..."`, or GKE's endpoints.
-- `TpuInEnvironment`: the variables that GKE sets in the pods of a TPU slice.
-- `TpuOfThisVm`: the metadata of a TPU VM.
-- `tpu_api_client.CloudTpu`: a name, and Google's API.
+- `LocalTpu`: a TPU in this machine, `tpu="local"`.
+- `TpuAtAddresses`: a TPU given by its hosts' addresses, `tpu="grpc://..."`, or GKE's endpoints.
+- `TpuInEnvironment`: a TPU slice of GKE, from the variables of its pods.
+- `TpuOfThisVm`: the TPU of a TPU VM, from its metadata.
+- `tpu_api_client.CloudTpu`: a TPU given by name, from Google's API.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _MOST_HOSTS = 65_536
 
 
 class NetworkEndpoint(TypedDict):
-    """Address of a TPU's host; the names are the API's."""
+    """Address of a TPU's host, with the API's field names."""
 
     ipAddress: str
     port: int
 
 
 class TpuClient:
-    """A TPU. What a source does not know is None.
+    """A TPU. Values that its source does not know are None.
 
     Args:
         environ: The environment variables.
@@ -51,72 +51,72 @@ class TpuClient:
         self._metadata = metadata
 
     def name(self) -> str:
-        """Returns the TPU's name, or whatever was given instead."""
+        """Return the TPU's name, or a description."""
         raise NotImplementedError
 
     def network_endpoints(self) -> list[NetworkEndpoint]:
-        """Returns where its hosts listen, in order.
+        """Return the addresses of its hosts, in order.
 
         Raises:
-            ClusterNotReadyError: It does not run.
-            ResolverError: Its hosts cannot be found out.
+            ClusterNotReadyError: The TPU does not run.
+            ResolverError: Its hosts are unknown.
         """
         raise NotImplementedError
 
     def is_here(self) -> bool:
-        """Tells whether this machine is its only host, so that there is nobody to connect to.
+        """Return whether this machine is the TPU's only host, so that there is nothing to connect to.
 
         Raises:
-            ResolverError: Its hosts cannot be found out.
+            ResolverError: Its hosts are unknown.
         """
         return False
 
     def api_available(self) -> bool:
-        """Tells whether Google's API knows this TPU; without it, state and health are not known."""
+        """Return whether Google's API knows this TPU; without the API, state and health are unknown."""
         return False
 
     def accelerator_type(self) -> str | None:
-        """Returns its type, such as `v2-8`."""
+        """Return its type, such as `v2-8`."""
         return self._environ.get(TYPE_VARIABLE, "").strip() or None
 
     def state(self) -> str | None:
-        """Returns its state, such as READY."""
+        """Return its state, such as READY."""
         return None
 
     def health(self) -> str | None:
-        """Returns its health, such as HEALTHY."""
+        """Return its health, such as HEALTHY."""
         return None
 
     def runtime_version(self) -> str | None:
-        """Returns the version of its software."""
+        """Return the version of its software."""
         return None
 
     def symptoms(self) -> Sequence[Mapping[str, str]]:
-        """Returns what is wrong with it."""
+        """Return its problems."""
         return ()
 
     def recoverable(self) -> bool:
-        """Tells whether a program on it can go on sooner or later; if not, it must be created anew."""
+        """Return whether a program on it can continue sooner or later; if not, a new TPU must be created."""
         return True
 
     def wait_for_healthy(self, timeout_s: float = 1200, interval: float = 30) -> None:
-        """Waits until it is healthy.
+        """Wait until the TPU is healthy.
 
         Args:
-            timeout_s: How long at most, seconds.
-            interval: Seconds between two looks.
+            timeout_s: Maximum time to wait, seconds.
+            interval: Seconds between two checks.
 
         Raises:
-            ResolverError: It did not become so, or nobody knows.
+            ResolverError: The TPU did not become healthy, or its health is unknown.
         """
         del timeout_s, interval
         raise ResolverError(
-            f"the health of the TPU {shown(self.name())} is known to Google's API only, which is not asked "
-            "for a TPU that was given by address; pass its name"
+            f"the health of the TPU {shown(self.name())} is unknown, because it was not given by name. Pass "
+            "its name, for which Google's API reports the health"
         )
 
     def worker_id(self) -> int | None:
-        """Returns which of its hosts this machine is.
+        """Return the index of this machine among the TPU's hosts.
 
         Raises:
             ConfigurationError: A variable of the environment is malformed.
@@ -127,19 +127,19 @@ class TpuClient:
         return None
 
     def multislice(self) -> Multislice | None:
-        """Returns this slice's place among several; None if it works alone, or if nobody knows.
+        """Return this slice's index among several; None for a single slice, or if unknown.
 
         Raises:
-            ConfigurationError: The environment or the metadata has nonsense.
-            ResolverError: Something of it is missing.
+            ConfigurationError: A value of the environment or the metadata is malformed.
+            ResolverError: A value is missing.
         """
         return None
 
     def get_local_ip(self) -> str:
-        """Returns the address of this machine, which the TPU's hosts reach.
+        """Return the address at which the TPU's hosts reach this machine.
 
         Raises:
-            ClusterLookupError: The metadata server does not say.
+            ClusterLookupError: The metadata server does not have it.
         """
         if not self._metadata.in_google_cloud():
             return "127.0.0.1"
@@ -149,22 +149,22 @@ class TpuClient:
 
 
 class LocalTpu(TpuClient):
-    """The TPU that this machine has itself."""
+    """A TPU in this machine."""
 
     def name(self) -> str:
-        """Returns `local`."""
+        """Return `local`."""
         return "local"
 
     def network_endpoints(self) -> list[NetworkEndpoint]:
-        """Returns none: there is nothing to connect to."""
+        """Return no addresses, because there is nothing to connect to."""
         return []
 
     def is_here(self) -> bool:
-        """Tells that it is."""
+        """Return True."""
         return True
 
     def worker_id(self) -> int:
-        """Returns this client's id: whoever shares this machine's TPU is a client.
+        """Return this client's id: all processes that share this machine's TPU are clients.
 
         Raises:
             ConfigurationError: A variable of the environment is malformed.
@@ -172,16 +172,16 @@ class LocalTpu(TpuClient):
         return config.client_id()
 
     def get_local_ip(self) -> str:
-        """Returns 127.0.0.1."""
+        """Return 127.0.0.1."""
         return "127.0.0.1"
 
 
 class TpuAtAddresses(TpuClient):
-    """A TPU whose hosts' addresses were given.
+    """A TPU given by its hosts' addresses.
 
     Args:
-        text: `grpc://HOST:PORT`, more of them after commas; without a port 8470 is meant.
-        source: Where that comes from, as errors name it.
+        text: `grpc://HOST:PORT` of the hosts, separated by commas; the default port is 8470.
+        source: Origin of the addresses, for errors.
         environ: The environment variables.
         metadata: The metadata server, if there is one.
 
@@ -195,23 +195,23 @@ class TpuAtAddresses(TpuClient):
         self._endpoints = read_endpoints(text, source)
 
     def name(self) -> str:
-        """Returns the addresses as they were given."""
+        """Return the text of the addresses."""
         return self._text
 
     def network_endpoints(self) -> list[NetworkEndpoint]:
-        """Returns the addresses."""
+        """Return the addresses."""
         return [endpoint.copy() for endpoint in self._endpoints]
 
 
 class TpuInEnvironment(TpuClient):
-    """A TPU slice of GKE's, whose pods know themselves from environment variables."""
+    """A TPU slice of GKE, described by its pods' environment variables."""
 
     def name(self) -> str:
-        """Returns `TPU_NAME`, or the host names."""
+        """Return `TPU_NAME`, or the host names."""
         return self._environ.get(NAME_VARIABLE) or self._environ[HOSTNAMES_VARIABLE]
 
     def network_endpoints(self) -> list[NetworkEndpoint]:
-        """Returns the hosts of `TPU_WORKER_HOSTNAMES`.
+        """Return the hosts of `TPU_WORKER_HOSTNAMES`.
 
         Raises:
             ConfigurationError: A host name is malformed.
@@ -219,7 +219,7 @@ class TpuInEnvironment(TpuClient):
         return read_endpoints(self._environ[HOSTNAMES_VARIABLE], HOSTNAMES_VARIABLE)
 
     def multislice(self) -> Multislice | None:
-        """Returns what the `MEGASCALE_*` variables say.
+        """Return the values of the `MEGASCALE_*` variables.
 
         Raises:
             ConfigurationError: One of them is malformed.
@@ -228,7 +228,7 @@ class TpuInEnvironment(TpuClient):
         return Multislice.read(self._environ.get)
 
     def is_here(self) -> bool:
-        """Tells whether one host is listed, which is this pod.
+        """Return whether only one host, this pod, is listed.
 
         Raises:
             ConfigurationError: A host name is malformed.
@@ -237,10 +237,10 @@ class TpuInEnvironment(TpuClient):
 
 
 class TpuOfThisVm(TpuClient):
-    """The TPU of the TPU VM that the program runs on, as its metadata has it."""
+    """The TPU of this TPU VM, from its metadata."""
 
     def exists(self) -> bool:
-        """Tells whether this machine is a TPU VM.
+        """Return whether this machine is a TPU VM.
 
         Raises:
             ClusterLookupError: The metadata server does not answer.
@@ -248,20 +248,20 @@ class TpuOfThisVm(TpuClient):
         return bool(self._metadata.attribute("worker-network-endpoints") or self._type_of_metadata())
 
     def name(self) -> str:
-        """Returns the TPU's name; that of the machine if its metadata does not have it."""
+        """Return the TPU's name, or the machine's name if the metadata lacks it."""
         name = self._metadata.tpu_env().get("NODE_ID") or self._metadata.attribute("instance-id")
         return name or self._metadata.get("instance/name") or "this TPU VM"
 
     def network_endpoints(self) -> list[NetworkEndpoint]:
-        """Returns the hosts of the attribute `worker-network-endpoints`; none if the metadata lacks it.
+        """Return the hosts of the attribute `worker-network-endpoints`; none if the metadata lacks it.
 
         Raises:
-            ClusterLookupError: The metadata server does not answer, or not so that it makes sense.
+            ClusterLookupError: The metadata server does not answer, or its reply is malformed.
         """
         entries = self._metadata.attribute("worker-network-endpoints")
         if entries is None:
             return []
-        # Each is ...:...:IP; the address is all that counts, and may itself have colons.
+        # Each is ...:...:IP; only the address is used, which may have colons.
         hosts = [entry.strip().split(":", 2)[-1] for entry in entries.split(",") if entry.strip()]
         if not hosts or not all(HOST_PATTERN.fullmatch(host) or is_ipv6(host) for host in hosts):
             raise ClusterLookupError(
@@ -271,15 +271,15 @@ class TpuOfThisVm(TpuClient):
         return [NetworkEndpoint(ipAddress=host, port=DEFAULT_PORT) for host in hosts]
 
     def is_here(self) -> bool:
-        """Tells whether the metadata lists no other host than this one.
+        """Return whether the metadata lists only this host.
 
         Raises:
-            ClusterLookupError: The metadata server does not answer, or not so that it makes sense.
+            ClusterLookupError: The metadata server does not answer, or its reply is malformed.
         """
         return len(self.network_endpoints()) <= 1
 
     def multislice(self) -> Multislice | None:
-        """Returns what the `MEGASCALE_*` variables say, those of the environment before the metadata's.
+        """Return the values of the `MEGASCALE_*` variables of the environment, or else of the metadata.
 
         Raises:
             ConfigurationError: One of them is malformed.
@@ -289,7 +289,7 @@ class TpuOfThisVm(TpuClient):
         return Multislice.read(lambda name: self._environ.get(name) or self._metadata.tpu_env().get(name))
 
     def accelerator_type(self) -> str | None:
-        """Returns the TPU's type: what the environment says, or else the metadata.
+        """Return the TPU's type from the environment, or else from the metadata.
 
         Raises:
             ClusterLookupError: The metadata server does not answer.
@@ -301,7 +301,7 @@ class TpuOfThisVm(TpuClient):
         return said or self._metadata.tpu_env().get("ACCELERATOR_TYPE") or None
 
     def worker_id(self) -> int | None:
-        """Returns which of the TPU's hosts this machine is.
+        """Return the index of this machine among the TPU's hosts.
 
         Raises:
             ClusterLookupError: The metadata server does not answer.
@@ -311,7 +311,7 @@ class TpuOfThisVm(TpuClient):
 
 
 def worker_of_metadata(metadata: MetadataServer) -> int | None:
-    """Returns which host of a TPU this machine is, as its metadata has it; None if it is none.
+    """Return the index of this machine among a TPU's hosts, from its metadata; None if it is not one.
 
     Raises:
         ClusterLookupError: The metadata server does not answer.
@@ -321,22 +321,22 @@ def worker_of_metadata(metadata: MetadataServer) -> int | None:
 
 
 def read_endpoints(text: str, source: str) -> list[NetworkEndpoint]:
-    """Reads `grpc://HOST:PORT,...`; `grpc://` and the port may be missing.
+    """Parse `grpc://HOST:PORT,...`; `grpc://` and the port are optional.
 
     Args:
         text: The addresses.
-        source: Where they come from, as errors name it.
+        source: Origin of the addresses, for errors.
 
     Raises:
-        ConfigurationError: There is none, or one is malformed.
+        ConfigurationError: There is no address, or one is malformed.
     """
     endpoints = []
     for entry in text.split(","):
         address = entry.strip().removeprefix(_GRPC).rstrip("/")
         if not address:
             raise ConfigurationError(
-                f"{source} is {shown(text)}: an address is empty. Expected grpc://HOST:PORT, and more of "
-                "them after commas if the TPU has several hosts"
+                f"{source} is {shown(text)}: an address is empty. Expected grpc://HOST:PORT of the TPU's "
+                "hosts, separated by commas"
             )
         if is_ipv6(address):
             address = f"[{address}]"
@@ -345,18 +345,18 @@ def read_endpoints(text: str, source: str) -> list[NetworkEndpoint]:
         host, port = split_address(address, source)
         endpoints.append(NetworkEndpoint(ipAddress=host, port=port))
     if len(endpoints) > _MOST_HOSTS:
-        raise ConfigurationError(f"{source} has {len(endpoints)} addresses; no TPU has so many hosts")
+        raise ConfigurationError(f"{source} has {len(endpoints)} addresses, more than any TPU has hosts")
     return endpoints
 
 
 def read_node_config(text: str) -> tuple[str | None, str | None, str | None]:
-    """Reads `TPU_CONFIG`, a JSON object.
+    """Parse `TPU_CONFIG`, a JSON object.
 
     Returns:
         The TPU's name, its project and its zone, each None if missing.
 
     Raises:
-        ConfigurationError: It is not such an object.
+        ConfigurationError: The text is not such an object.
     """
     try:
         config = json.loads(text)
@@ -375,6 +375,6 @@ def read_node_config(text: str) -> tuple[str | None, str | None, str | None]:
 def _host_number(text: str, source: str) -> int:
     if not text.isascii() or not text.isdecimal() or len(text) > 9:
         raise ConfigurationError(
-            f"{source} is {shown(text)}; expected the number of this host within its TPU, from 0"
+            f"{source} is {shown(text)}; expected the index of this host within its TPU, from 0"
         )
     return int(text)

@@ -1,4 +1,4 @@
-"""Parts of a TPU system, as `tf.tpu.experimental.TPUSystemMetadata` lists them."""
+"""Description of a TPU system, like `tf.tpu.experimental.TPUSystemMetadata`."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ class TPUSystemMetadata(NamedTuple):
     """Size and devices of a TPU system."""
 
     num_cores: int
-    """Cores of all hosts."""
+    """Number of cores of all hosts."""
     num_hosts: int
     """Hosts."""
     num_of_cores_per_host: int
-    """Cores of each."""
+    """Number of cores of each host."""
     topology: Topology | None
-    """Positions of the cores; None if they were not asked for."""
+    """Positions of the cores; None if not requested."""
     devices: tuple[DeviceSpec, ...]
-    """All devices: of each host its CPU and its cores."""
+    """All devices: the CPU and the cores of each host."""
 
 
 def describe_system(
     job: str, hosts: int, cores_per_host: int, topology: Topology | None = None
 ) -> TPUSystemMetadata:
-    """Returns the metadata of a system whose hosts are alike.
+    """Return the metadata of a system of equal hosts.
 
     Args:
-        job: The job that the hosts are tasks of.
-        hosts: How many hosts there are.
-        cores_per_host: How many cores each has.
-        topology: Where the cores are, if known.
+        job: Job of the hosts.
+        hosts: Number of hosts.
+        cores_per_host: Number of cores of each host.
+        topology: Positions of the cores, if known.
     """
     devices = tuple(
         DeviceSpec(job=job, replica=0, task=task, device_type=kind, device_index=index)
@@ -49,19 +49,19 @@ def describe_system(
 
 
 def cores_per_member(members: Sequence[Member]) -> int | None:
-    """Returns how many TPU cores each member of an initialized system has.
+    """Return the number of TPU cores of each member of an initialized system.
 
     Returns:
         The number; None if there are no cores at all.
 
     Raises:
-        ResolverError: They do not have equally many.
+        ResolverError: The members have different numbers of cores.
     """
     counts = {member.index: sum(device.type == "TPU" for device in member.devices) for member in members}
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"task {task}: {count}" for task, count in list(counts.items())[:20])
         raise ResolverError(
-            f"the hosts of the TPU system do not have equally many cores ({listed}); initialize all of them "
+            f"the hosts of the TPU system have different numbers of cores ({listed}). Initialize all of them "
             "with the same device_type and accelerator type"
         )
     return next(iter(counts.values()), None) or None

@@ -1,4 +1,4 @@
-"""Several clusters as one."""
+"""Resolver that combines several clusters."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dmesh.train import ClusterSpec
 
 
 class UnionResolver(ClusterResolver):
-    """Puts the clusters of several resolvers together; whatever else it is asked, the first one answers.
+    """Combines the clusters of several resolvers; everything else comes from the first one.
 
-    Where all resolvers have a job's tasks without gaps, those of later ones are numbered on from those of the
-    earlier ones. Otherwise every task keeps its index, and no two may have the same.
+    If all resolvers have a job's tasks without gaps, the tasks of later resolvers get the following indices.
+    Otherwise all tasks keep their indices, which must be distinct.
 
     Args:
         *resolvers: The resolvers, at least one.
-        **overrides: `rpc_layer`, `task_type` and `task_id`, in place of the first resolver's.
+        **overrides: `rpc_layer`, `task_type` and `task_id`, which override the first resolver's.
 
     Raises:
-        ConfigurationError: There is no resolver, or an override of another name.
-        ArgumentTypeError: One of them is not a ClusterResolver.
+        ConfigurationError: There is no resolver, or an override has another name.
+        ArgumentTypeError: An argument is not a ClusterResolver.
     """
 
     def __init__(self, *resolvers: ClusterResolver, **overrides: object) -> None:
@@ -51,10 +51,10 @@ class UnionResolver(ClusterResolver):
         self._task_id = task_id if isinstance(task_id, int) else None
 
     def cluster_spec(self) -> ClusterSpec:
-        """Asks all resolvers and puts their answers together.
+        """Return the combined cluster.
 
         Raises:
-            DuplicateTaskError: Two of them have the same task of a job that one of them has with gaps.
+            DuplicateTaskError: Two resolvers have the same task of a job in which one resolver has gaps.
         """
         clusters = [resolver.cluster_spec().as_dict() for resolver in self._resolvers]
         sparse = {job for cluster in clusters for job, tasks in cluster.items() if isinstance(tasks, dict)}
@@ -68,8 +68,8 @@ class UnionResolver(ClusterResolver):
                 if twice := known.keys() & tasks.keys():
                     raise DuplicateTaskError(
                         f"more than one cluster has task {', '.join(map(str, sorted(twice)[:20]))} of job "
-                        f"{job!r}, and cannot be numbered on because one of them leaves tasks out; give each "
-                        "task another index"
+                        f"{job!r}, and the tasks cannot be renumbered because one cluster has gaps. Give "
+                        "each task a different index"
                     )
                 known.update(tasks)
         return ClusterSpec(merged)
@@ -77,15 +77,15 @@ class UnionResolver(ClusterResolver):
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """Returns the address of the task that is named, or else the first resolver's master.
+        """Return the address of the given task, by default the first resolver's master.
 
         Args:
-            task_type: Job of the task; counts with `task_id` only.
-            task_id: Its index in all clusters together.
-            rpc_layer: What stands before `://` in the answer; the resolver's own if None.
+            task_type: Job of the task; used only with `task_id`.
+            task_id: Its index in the combined cluster.
+            rpc_layer: Protocol before `://` in the address; the resolver's own if None.
 
         Raises:
-            ClusterSpecError: There is no such task.
+            ClusterSpecError: The task does not exist.
             DuplicateTaskError: See `cluster_spec`.
         """
         if task_type is not None and task_id is not None:
@@ -96,12 +96,12 @@ class UnionResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
-        """Asks the first resolver."""
+        """Return the numbers of the first resolver."""
         return self._resolvers[0].num_accelerators(task_type, task_id, config_proto)
 
     @property
     def environment(self) -> str:
-        """The first resolver's."""
+        """The first resolver's environment."""
         return self._resolvers[0].environment
 
     @property

@@ -1,4 +1,4 @@
-"""Reading what a launcher says in environment variables: at every call, and with errors that name them."""
+"""Reading a launcher's environment variables at every call; errors name the variable."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from dmesh.runtime.context import environment
 
 _INTEGER = re.compile(r"[0-9]{1,9}", re.ASCII)
 _FIRST_PORT, _STEP, _STEPS = 10_000, 16, 1_392
-"""Possible first ports of a launch; 256 are below those that systems hand out for connections."""
+"""First ports of launches: from 10,000 in steps of 16, at least 256 below the usual ephemeral ports."""
 LAST_PORT = 65_535
 
 
 def text(name: str) -> str | None:
-    """Returns a variable of this process, without white space around it; None if unset or empty."""
+    """Return a variable of this process, stripped of white space; None if unset or empty."""
     return environment().get(name, "").strip() or None
 
 
 def required_text(name: str, place: str) -> str:
-    """Returns a variable that is there in any process that `place` started.
+    """Return a variable that `place` sets in every process.
 
     Args:
         name: The variable.
-        place: What sets it, as in "not running inside ...?".
+        place: Description of the launcher, as in "not running inside ...?".
 
     Raises:
-        ResolverError: It is not set.
+        ResolverError: The variable is not set.
     """
     value = text(name)
     if value is None:
@@ -40,10 +40,10 @@ def required_text(name: str, place: str) -> str:
 
 
 def integer(name: str) -> int | None:
-    """Returns a variable as a number from 0; None if unset or empty.
+    """Return a variable as a non-negative integer; None if unset or empty.
 
     Raises:
-        ConfigurationError: It is no such number.
+        ConfigurationError: The value is not such a number.
     """
     value = text(name)
     if value is None:
@@ -56,11 +56,11 @@ def integer(name: str) -> int | None:
 
 
 def required_integer(name: str, place: str) -> int:
-    """Returns a variable that is there in any process that `place` started, as a number from 0.
+    """Return a variable that `place` sets in every process, as a non-negative integer.
 
     Raises:
-        ResolverError: It is not set.
-        ConfigurationError: It is no such number.
+        ResolverError: The variable is not set.
+        ConfigurationError: The value is not such a number.
     """
     required_text(name, place)
     number = integer(name)
@@ -69,13 +69,13 @@ def required_integer(name: str, place: str) -> int:
 
 
 def port_base(identity: str, count: int) -> int:
-    """Returns the first of `count` ports for the tasks that a job has on one host.
+    """Return the first of `count` ports for a job's tasks on one host.
 
-    `DMESH_PORT_BASE` decides if it is set. Otherwise the job's identity does: all tasks of a job come to the
-    same answer without asking each other, and two jobs that share a host most often to different ones.
+    It is `DMESH_PORT_BASE` if that is set. Otherwise it is derived from the job's identity: all tasks of a
+    job get the same port without communicating, and two jobs on one host usually get different ones.
 
     Raises:
-        ConfigurationError: `DMESH_PORT_BASE` is not a port, or there are too few ports from there on.
+        ConfigurationError: `DMESH_PORT_BASE` is not a port, or has fewer than `count` ports after it.
     """
     chosen = integer("DMESH_PORT_BASE")
     if chosen is None:
@@ -85,10 +85,10 @@ def port_base(identity: str, count: int) -> int:
 
 
 def checked_port_base(base: object, count: int, what: str) -> int:
-    """Refuses a first port from which there are not `count` ports.
+    """Return a first port, after checking that `count` ports follow.
 
     Raises:
-        ConfigurationError: It is not a port, or there are too few from there on.
+        ConfigurationError: `base` is not a port, or fewer than `count` ports follow.
     """
     if isinstance(base, bool) or not isinstance(base, int) or not 1 <= base <= LAST_PORT - max(count, 1) + 1:
         raise ConfigurationError(

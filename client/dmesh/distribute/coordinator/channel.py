@@ -29,7 +29,7 @@ _LONGEST_WAIT = 3600.0
 
 
 class Channel:
-    """Messages between the coordinator and the workers; there is one in a cluster.
+    """Messages between the coordinator and the workers of a cluster.
 
     Args:
         agent: Session with the coordination service.
@@ -78,16 +78,16 @@ class Channel:
         self._sending.start()
 
     def later(self, send: Callable[[], None]) -> None:
-        """Run a function that sends messages on the thread for that."""
+        """Run a function that sends messages on the sending thread."""
         self._outgoing.put(send)
 
     def send(self, worker: WorkerId, name: str, value: bytes) -> None:
-        """Send a worker a message, which replaces the last one of that name."""
+        """Send a worker a message, which replaces an earlier one with the same name."""
         key = f"{PREFIX}to/{worker.client}/{worker.incarnation}/{name}"
         self._agent.key_value_set(key, value, allow_overwrite=True, ephemeral=True)
 
     def close(self, *, in_order: bool) -> None:
-        """End the threads; `in_order`: also tell the workers that there are no more functions."""
+        """End the threads; with `in_order`, also notify the workers that there are no more functions."""
         self._closed = True
         self._bell.ring()
         self._outgoing.put(None)

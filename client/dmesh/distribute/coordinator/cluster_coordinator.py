@@ -43,7 +43,7 @@ MOST_QUEUED = 100_000
 
 
 class ClusterCoordinator:
-    """Runs functions on the other clients, which call `run_worker`. The client that makes it coordinates.
+    """Coordinator that runs functions on the other clients, which call `run_worker`.
 
     ```python
     with dmesh.distribute.coordinator.ClusterCoordinator() as coordinator:
@@ -78,7 +78,7 @@ class ClusterCoordinator:
         self._lock = Lock()
         self._bell = Bell()
         self._dispatch = Dispatch()
-        # Not those of an earlier coordinator, whose functions a worker may still run.
+        # Ignore results for an earlier coordinator, whose functions a worker may still run.
         self._numbers = itertools.count(secrets.randbits(48))
         self._fatal: BaseException | None = None
         """Error that ended it before it was closed."""
@@ -98,7 +98,7 @@ class ClusterCoordinator:
 
     @property
     def workers(self) -> tuple[int, ...]:
-        """Client ids of the workers that are there."""
+        """Client ids of the present workers."""
         with self._lock:
             return tuple(sorted(worker.client for worker in self._dispatch.workers))
 
@@ -227,7 +227,7 @@ class ClusterCoordinator:
             raise self._fatal
 
     def _wait(self, condition: Callable[[], bool], timeout: float | None) -> bool:
-        """Wait until a condition holds, announcing from time to time what is missing."""
+        """Wait until a condition holds; log periodically what is missing."""
         if condition():
             return True
         self._give_up_if_alone()
@@ -259,7 +259,7 @@ class ClusterCoordinator:
         return f"{where or 'no worker runs anything'}; {waiting} more functions are scheduled"
 
     def _raise_error(self) -> None:
-        """Raise the first error of a function, once no function runs any more, and cancel those that wait."""
+        """Cancel waiting functions, wait for running ones, and raise the first error."""
         with self._lock:
             error, self._dispatch.error = self._dispatch.error, None
             if error is None:
@@ -281,7 +281,7 @@ class ClusterCoordinator:
         raise error
 
     def _cancel(self, error: BaseException) -> None:
-        """Give all functions that have not ended an error."""
+        """Set an error as the result of all unfinished functions."""
         with self._lock:
             left = self._dispatch.cancel() + [closure for _, closure in self._dispatch.running]
         for closure in left:
@@ -289,7 +289,7 @@ class ClusterCoordinator:
         self._bell.ring()
 
     def _fail(self, error: BaseException) -> None:
-        """End everything: no function can be run any more."""
+        """Shut down: no more functions can run."""
         with self._lock:
             if self._closed or self._fatal is not None:
                 return
@@ -302,7 +302,7 @@ class ClusterCoordinator:
             self._give_up_if_alone()
 
     def _give_up_if_alone(self) -> None:
-        """Fail if functions wait, and no client is left to run them."""
+        """Fail if functions are waiting and no client is left to run them."""
         with self._lock:
             if self._closed or self._dispatch.workers or self._dispatch.idle:
                 return
@@ -325,7 +325,7 @@ class ClusterCoordinator:
     def _encoded(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[bytes, tuple[tuple[int | str, str, bytes], ...]]:
-        """Return a call as bytes, and the arguments that workers have themselves."""
+        """Return a serialized call, and its per-worker arguments."""
         if not isinstance(args, list | tuple) or not isinstance(kwargs, Mapping):
             raise StrategyTypeError(
                 "schedule() takes the arguments as a tuple and the keyword arguments as a dict, got "
@@ -384,7 +384,7 @@ class ClusterCoordinator:
         self._bell.ring()
 
     def _finish(self, worker: WorkerId, number: int, value: Any, error: Any) -> None:
-        """Take the outcome of a function: its result, an error, or a worker's description of one."""
+        """Set the outcome of a function: its result, an error, or a worker's description of one."""
         with self._lock:
             closure, begun = self._dispatch.finished(worker, number)
             if closure is None:

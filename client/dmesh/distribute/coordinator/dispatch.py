@@ -36,7 +36,7 @@ class Closure:
     """Function with its arguments, to be run by a worker."""
 
     number: int
-    """Its number, which no other function has."""
+    """Its unique number."""
     what: str
     """The function's name, for messages."""
     payload: bytes
@@ -44,7 +44,7 @@ class Closure:
     result: Result
     """Recipient of the outcome."""
     resources: tuple[tuple[int | str, str, bytes], ...] = ()
-    """Arguments that the worker has itself: position or keyword, name, and encoded function that makes it."""
+    """Per-worker arguments: position or keyword, name, and the encoded function that creates it."""
 
 
 Assignment = tuple[WorkerId, Closure]
@@ -52,46 +52,46 @@ Assignment = tuple[WorkerId, Closure]
 
 @dataclass
 class Dispatch:
-    """Functions that wait and that are run, and the workers."""
+    """Waiting and running functions, and the workers."""
 
     queue: deque[Closure] = field(default_factory=deque)
-    """Functions that no worker runs, in the order in which they will be."""
+    """Waiting functions, in order."""
     workers: dict[WorkerId, Closure | None] = field(default_factory=dict)
     """Workers that are present, with the function that each runs."""
     error: BaseException | None = None
     """The first error, until it is raised."""
     draining: bool = False
-    """True while an error is being raised: nothing is begun any more."""
+    """True while an error is being raised: no more functions are started."""
 
     @property
     def running(self) -> list[Assignment]:
-        """Functions that are run, and their workers."""
+        """Running functions, and their workers."""
         return [(worker, closure) for worker, closure in self.workers.items() if closure is not None]
 
     @property
     def idle(self) -> bool:
-        """True if nothing waits and nothing is run."""
+        """True if no function is waiting or running."""
         return not self.queue and not self.running
 
     def submit(self, closure: Closure) -> list[Assignment]:
-        """Add a function; return the functions to begin."""
+        """Add a function; return the functions to start."""
         self.queue.append(closure)
         return self._assign()
 
     def ready(self, worker: WorkerId) -> list[Assignment]:
-        """Note that a worker is present; return the functions to begin."""
+        """Add a worker; return the functions to start."""
         self.workers.setdefault(worker, None)
         return self._assign()
 
     def gone(self, worker: WorkerId) -> list[Assignment]:
-        """Note that a worker is gone; return the functions to begin on others."""
+        """Remove a worker; return the functions to start on others."""
         closure = self.workers.pop(worker, None)
         if closure is not None:
             self.queue.appendleft(closure)
         return self._assign()
 
     def finished(self, worker: WorkerId, number: int) -> tuple[Closure | None, list[Assignment]]:
-        """Note that a worker has run a function; return the function, and those to begin.
+        """Record that a worker has finished a function; return the function, and the functions to start.
 
         The function is None if the worker does not run it any more.
         """
@@ -102,12 +102,12 @@ class Dispatch:
         return closure, self._assign()
 
     def fail(self, error: BaseException) -> None:
-        """Keep an error, unless there is one already."""
+        """Store an error, unless there is one already."""
         if self.error is None:
             self.error = error
 
     def cancel(self) -> list[Closure]:
-        """Take the functions that wait off the queue, and return them."""
+        """Remove and return the waiting functions."""
         cancelled = list(self.queue)
         self.queue.clear()
         return cancelled

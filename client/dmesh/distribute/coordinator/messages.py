@@ -1,4 +1,4 @@
-"""Functions, arguments, results and errors as bytes, and back. Nothing is unpickled.
+"""Serialization of functions, arguments, results and errors, without pickle.
 
 Functions go by name, `MODULE:QUALNAME`, and a worker only runs those of its own program (`__main__`) and of
 the modules that it names. Arguments and results are the plain values of `dmesh.collectives.send_object`.
@@ -131,7 +131,7 @@ def encode_error(error: BaseException) -> dict[str, str]:
 
 
 def decode_error(what: str, client: int, described: Mapping[str, Any]) -> RemoteFunctionError:
-    """Return a worker's error, which is also the built-in error that it was there."""
+    """Return a worker's error, which derives from the same built-in class."""
     kind, message, lines = (str(described.get(key, "")) for key in ("kind", "message", "traceback"))
     short = kind.removeprefix("builtins.").removeprefix("dmesh.errors.")
     text = f"{what} failed on client {client}: {short}: {message}"
@@ -141,7 +141,7 @@ def decode_error(what: str, client: int, described: Mapping[str, Any]) -> Remote
 
 
 def _class_of(kind: str) -> type[RemoteFunctionError]:
-    """Return the class of an error, which also derives from what it was on the worker, if that can be."""
+    """Return the class of an error, derived from the error's class on the worker if possible."""
     module, _, name = kind.rpartition(".")
     base: Any = OutOfRangeError if kind == "builtins.StopIteration" else None
     if base is None and module in ("builtins", "dmesh.errors"):

@@ -1,4 +1,4 @@
-"""Results of scheduled functions, and values that each worker has for itself."""
+"""Results of scheduled functions, and per-worker values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Wait = Callable[[Callable[[], bool], float | None], bool]
 
 
 class RemoteValue:
-    """The result of a function that `ClusterCoordinator.schedule` has scheduled; it may not be there yet."""
+    """Future of a function that `ClusterCoordinator.schedule` scheduled."""
 
     def __init__(self, what: str, bell: Bell, wait: Wait) -> None:
         self._what = what
@@ -51,7 +51,7 @@ class RemoteValue:
         self._bell.ring()
 
     def set_error(self, error: BaseException) -> None:
-        """Take the error that `fetch` raises."""
+        """Set the error that `fetch` raises."""
         self._error, self._done = error, True
         self._bell.ring()
 
@@ -61,7 +61,7 @@ class RemoteValue:
 
 
 class PerWorkerValue:
-    """A value that each worker has for itself, such as an iterator: an argument of scheduled functions.
+    """A per-worker value, such as an iterator, as an argument of scheduled functions.
 
     Args:
         name: Its name on the workers.
@@ -80,7 +80,7 @@ class PerWorkerValue:
 
 
 class PerWorkerDataset:
-    """A dataset that each worker makes for itself. `ClusterCoordinator.create_per_worker_dataset` returns it.
+    """A dataset that each worker creates; returned by `ClusterCoordinator.create_per_worker_dataset`.
 
     Args:
         make: Makes a value of the workers' iterators.
@@ -90,7 +90,7 @@ class PerWorkerDataset:
         self._make = make
 
     def __iter__(self) -> PerWorkerValue:
-        """Return an iterator that stands for each worker's own, as an argument for `schedule`."""
+        """Return a per-worker iterator, as an argument for `schedule`."""
         return self._make()
 
 

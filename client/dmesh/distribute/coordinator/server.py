@@ -87,7 +87,7 @@ class Server:
         return f"grpc://{self._spec.task_address(self._job, self._index)}"
 
     def start(self) -> None:
-        """Join the cluster; all of its clients must come. Idempotent."""
+        """Join the cluster, and wait for all of its clients. Idempotent."""
         if not self._started:
             experimental_connect_to_cluster(self._spec, self._job, self._index, self._protocol)
             self._started = True

@@ -69,11 +69,11 @@ def run_worker(*, modules: Iterable[str] = (), serializer: Serializer | None = N
 
 
 _served: WeakKeyDictionary[Agent, int] = WeakKeyDictionary()
-"""Number of the latest coordinator whose end this process has seen."""
+"""Number of the latest coordinator that ended while this process was a worker."""
 
 
 def _has_come_and_gone(agent: Agent) -> bool:
-    """Return whether the coordinator that this process could work for has ended before.
+    """Return whether this process's coordinator has already ended.
 
     Raises:
         PeerLostError: It is lost, and no process replaces it.
@@ -133,7 +133,7 @@ def _alone(agent: Agent) -> bool:
 
 
 def _has_left(agent: Agent, host: int) -> bool:
-    """Return whether the coordinator's client has ended in good order; False to wait for another one.
+    """Return whether the coordinator's client has left; False to wait for a replacement.
 
     Raises:
         PeerLostError: It is lost, and no process replaces it.
@@ -168,7 +168,7 @@ class _Functions:
         self._iterators: dict[str, Iterator[Any]] = {}
 
     def forget(self) -> None:
-        """Drop what belongs to a coordinator that is gone."""
+        """Drop the functions and iterators of a departed coordinator."""
         self._iterators.clear()
 
     def run(self, event: KeyEvent) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Partitioners: in how many parts an array is divided along one of its dimensions.
+"""Partitioners: number of parts of an array along one of its dimensions.
 
 ```python
 from dmesh.distribute.experimental.partitioners import MaxSizePartitioner
@@ -43,7 +43,7 @@ class Partitioner:
 
 
 class FixedShardsPartitioner(Partitioner):
-    """A fixed number of parts; fewer of an array that is not long enough.
+    """A fixed number of parts; fewer for a shorter array.
 
     Args:
         num_shards: Number of parts.
@@ -62,7 +62,7 @@ class FixedShardsPartitioner(Partitioner):
 
 
 class MinSizePartitioner(Partitioner):
-    """As many parts as there can be of a least size.
+    """As many parts as possible with a minimum size.
 
     Args:
         min_shard_bytes: Bytes that each part has at least.
@@ -88,7 +88,7 @@ class MinSizePartitioner(Partitioner):
 
 
 class MaxSizePartitioner(Partitioner):
-    """As few parts as there can be of a largest size.
+    """As few parts as possible with a maximum size.
 
     Args:
         max_shard_bytes: Bytes that each part has at most, unless `max_shards` or a single row is more.
@@ -131,7 +131,7 @@ def _positive(name: str, value: SupportsIndex) -> int:
 
 
 def _checked(shape: Sequence[int], axis: int) -> tuple[list[int], int]:
-    """Return a shape and an axis that counts from the front."""
+    """Return a shape and a non-negative axis."""
     try:
         lengths = [operator.index(length) for length in shape]
         axis = operator.index(axis)

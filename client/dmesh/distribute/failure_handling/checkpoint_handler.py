@@ -1,4 +1,4 @@
-"""All clients save a checkpoint at the same step, and end, when one of them is about to be taken away."""
+"""All clients save a checkpoint at the same step and end, before one of them is preempted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = ["PreemptionCheckpointHandler"]
 _POLL = 1.0
 """Seconds between two calls of the termination watcher."""
 _STEPS_KEPT = 6
-"""Steps for which time is left before the end of the grace period."""
+"""Number of steps that fit into the rest of the grace period."""
 _SAVED_BARRIER = "dmesh/preemption-checkpoint"
 
 
@@ -96,7 +96,7 @@ class PreemptionCheckpointHandler:
         self._final = False
         """True once the next checkpoint is the last one."""
         self._asked = False
-        """True once this client, which will be taken away, has asked for the last checkpoint."""
+        """True once this client, which will be preempted, has requested the last checkpoint."""
         self._notice: tuple[float, bool] | None = None
         """Time of the announcement of a preemption, and whether this client made it."""
         self._failure: BaseException | None = None
@@ -109,7 +109,7 @@ class PreemptionCheckpointHandler:
 
     @property
     def total_run_calls(self) -> int:
-        """Number of steps so far, those before the restored checkpoint included."""
+        """Number of steps so far, including steps before the restored checkpoint."""
         return int(self._runs)
 
     def run(self, distributed_train_function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -142,7 +142,7 @@ class PreemptionCheckpointHandler:
 
     @contextlib.contextmanager
     def watch_preemption_scope(self) -> Iterator[None]:
-        """Do nothing more than the block: `run` saves by itself, with every strategy."""
+        """Do nothing: `run` saves checkpoints with every strategy."""
         yield
 
     # Inside -------------------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ class PreemptionCheckpointHandler:
 
 
 def _checked_manager(given: Any, directory: str | PathLike[str] | None) -> tuple[Any, bool]:
-    """Return a manager, and whether it was made here."""
+    """Return a manager, and whether this function created it."""
     if isinstance(given, Checkpoint):
         if directory is None:
             raise StrategyTypeError("a Checkpoint needs a checkpoint_dir to be saved in")
@@ -253,7 +253,7 @@ def _checked_manager(given: Any, directory: str | PathLike[str] | None) -> tuple
 
 
 def _leave_and_exit() -> None:
-    """Leave the cluster in good order, and end the process with a code that asks for another start."""
+    """Leave the cluster, and end the process with an exit code that requests a restart."""
     try:
         shutdown_accelerator_system()
     except DMeshError as error:  # another client is lost: there is nothing more to do for it

@@ -1,4 +1,4 @@
-"""Detection that a machine will be taken away, and the reaction of its program."""
+"""Detection of a machine's preemption, and the program's reaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Announcements of clients that they will be taken away."""
+"""Announcements of preemptions by clients."""
 
 from __future__ import annotations
 

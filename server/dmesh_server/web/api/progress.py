@@ -78,7 +78,7 @@ class ProgressPage(BaseModel):
 
 
 class _Said(NamedTuple):
-    """What one member said of a loop."""
+    """One member's report of a loop."""
 
     task: Task
     loop: LoopReport

@@ -231,7 +231,7 @@ class NcclBackend(Backend):
         return Sequence(self._steps(request, buffers, call))
 
     def close(self, *, orderly: bool) -> None:
-        """End the communicators, or abort what is under way in them."""
+        """End the communicators, or abort their unfinished operations."""
         for communicator in tuple(self._communicators.values()):
             (communicator.end if orderly else communicator.abort)()
 

@@ -54,7 +54,7 @@ class _Chunk:
         return None
 
     def give_back(self, begin: int, end: int) -> None:
-        """Free a piece, and merge it with those that it touches."""
+        """Free a piece, and merge it with adjacent free ones."""
         number = bisect.bisect(self.free, (begin, end))
         if number < len(self.free) and self.free[number][0] == end:
             end = self.free.pop(number)[1]
@@ -83,7 +83,7 @@ class _Loan:
             return True
         if not self.gone(rank):
             return False
-        # The process of a client that has left, or was given up, may go on with what it has.
+        # The process of a departed client may still use its mappings.
         (process,) = _PROCESS.unpack_from(self.memory.data, at * _LINE + _LINE // 2)
         return not process or has_ended(process)
 
@@ -253,7 +253,7 @@ def _use(memory: mmap.mmap, begin: int, nbytes: int, members: int, position: int
     at = begin + _pages(members * _LINE)
     _PROCESS.pack_into(memory, begin + position * _LINE + _LINE // 2, os.getpid())
     data = np.frombuffer(memoryview(memory)[at : at + nbytes], np.uint8)
-    # Views refer to this array, as to those of the pool: when it is gone, all of them are.
+    # All views reference this array, as for arrays of the pool: when it is freed, there are no views left.
     weakref.finalize(data, _leave, memory, begin + position * _LINE, os.getpid()).atexit = False
     return data
 

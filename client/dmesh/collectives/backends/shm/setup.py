@@ -138,7 +138,7 @@ def attach(ticket: Ticket, host: Host | None = None) -> mmap.mmap:
         raise ValueError(f"{path} is no segment")  # found out before it is opened, which can have effects
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
-        # A file of somebody else could be cut off while we use it, which would kill this process.
+        # Another user could truncate their file while it is mapped, which would kill this process.
         if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK == 0:
             raise ValueError(f"{path} is not sealed")
         if os.fstat(descriptor).st_size != ticket.nbytes or ticket.nbytes < HEADER:
