@@ -91,7 +91,7 @@ class _Drawing(Pass):
     def _fill(self) -> None:
         self._start = self.source.state()
         filled = read(self.source, self._size)
-        # Only row numbers are exchanged many at a time. A span of them is an array from the first exchange on.
+        # Only row numbers are exchanged many at a time; a span of them is an array from then on.
         self._buffer = filled.copy() if isinstance(filled, np.ndarray) else filled
 
     def _exchange(self, count: int) -> Keys:
