@@ -21,6 +21,7 @@ WAYS = ["messages", *(["native", "dedicated", "encrypted"] if native.core() is n
 
 def in_child(body: Callable[[], None]) -> None:
     """Run a function in a forked child; raises here if it fails there, or takes more than 20 s."""
+    gc.collect()  # a child's collector would wait for the threads of gRPC servers that earlier tests left
     child = os.fork()
     if child == 0:
         status = 1

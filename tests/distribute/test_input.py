@@ -424,6 +424,23 @@ def test_endless_input_needs_no_agreement_after_the_first_step():
         assert cluster.run(program) == [(0.0, 3), (1.0, 5)]
 
 
+def test_a_repeated_input_without_rows_ends_on_no_worker_alone():
+    """A repetition is endless only if its source has elements, which nothing says of a filter's."""
+
+    def program():
+        def dataset_fn(context):
+            own = Dataset.range(4).filter(lambda x: context.input_pipeline_id == 0)
+            return own.batch(2).repeat()
+
+        iterator = iter(distribute_datasets_from_function(workers_here(), dataset_fn))
+        taken = [parts(next(iterator)) for _ in range(3)]
+        iterator.close()
+        return taken
+
+    with FakeCluster(2) as cluster:
+        assert cluster.run(program) == [[[[0, 1], [2, 3]]] * 3, [[[], []]] * 3]
+
+
 def test_unseeded_shuffles_lose_and_double_nothing():
     def make(workers):
         return experimental_distribute_dataset(workers, Dataset.range(40).shuffle(40).batch(7))
@@ -569,10 +586,11 @@ def test_a_step_that_another_worker_could_not_make_has_not_been_taken(ahead):
     assert sorted(one + other) == [*range(4, 12)]
 
 
-def test_a_state_that_one_worker_cannot_take_is_an_error_on_all():
+@pytest.mark.parametrize("dataset", [batches(8, 4), batches(8, 4).repeat()], ids=["ends", "endless"])
+def test_a_state_that_one_worker_cannot_take_is_an_error_on_all(dataset):
     def program():
         workers = workers_here()
-        distributed = experimental_distribute_dataset(workers, batches(8, 4))
+        distributed = experimental_distribute_dataset(workers, dataset)
         iterator = iter(distributed)
         next(iterator)
         state = iterator.state()
@@ -587,6 +605,24 @@ def test_a_state_that_one_worker_cannot_take_is_an_error_on_all():
     assert isinstance(other, DatasetError)
     assert isinstance(one, RemoteInputError)
     assert "the input of worker 1 failed" in str(one)
+
+
+def test_all_workers_restore_or_none():
+    def program():
+        workers = workers_here()
+        distributed = experimental_distribute_dataset(workers, batches(8, 4))
+        iterator = iter(distributed)
+        if workers.worker_index == 0:
+            state = {"epoch": 0, "pipelines": [iter(batches(8, 4)).state()]}
+            iterator.restore(state)
+        return next(iterator)
+
+    with FakeCluster(2) as cluster:
+        for outcome in cluster.run(program, check=False):
+            assert isinstance(outcome, DatasetError)
+            assert "all workers must restore() a state, or none: worker 0 has 1, worker 1 has 0" in str(
+                outcome
+            )
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import enum
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple
@@ -20,6 +20,12 @@ MAX_TAG: Final = 2**31 - 1
 _TEXT = re.compile(rf"{TRANSFER}\((.+), shape \(([0-9, ]*)\)(?:, tag=([0-9]+)({SYNCHRONOUS})?)?\)", re.DOTALL)
 _SIMPLE = re.compile(r"[a-z][a-z0-9_]*(\[[0-9a-zA-Z]+\])?|[<>|=][SUV][0-9]+")
 _NAMED = {describe_dtype(dtype): dtype for dtype in DTYPES}
+_ESCAPE = r"\\(?:[\\'\"nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})"
+_TOKEN = re.compile(
+    rf"""\s*(?:(?P<mark>[\[\](){{}},:])|(?P<number>\d+)|(?P<true>True)|"""
+    rf"""(?P<quote>['"])(?P<string>(?:{_ESCAPE}|(?!(?P=quote))[^\\])*)(?P=quote))\s*"""
+)
+_ENDS = {"[": "]", "(": ")", "{": "}"}
 
 
 class Wildcard(enum.Enum):
@@ -94,19 +100,62 @@ def parse(text: str) -> tuple[np.dtype[Any], tuple[int, ...], int]:
             said = describe(TRANSFER, dtype, shape, where=where)[0]
             if said == text and not dtype.hasobject and int(tag or 0) <= MAX_TAG:
                 return dtype, shape, int(tag or 0)
-        except (TypeError, ValueError, SyntaxError, RecursionError, MemoryError):
+        except (TypeError, ValueError, LookupError, SyntaxError, RecursionError, MemoryError, StopIteration):
             pass
     raise CollectiveTypeError(
         f"recv cannot allocate an array for the message, {text}: pass an array of its dtype and shape"
     )
 
 
+@lru_cache(maxsize=512)
 def _dtype(name: str) -> np.dtype[Any]:
     """Return the dtype of a description; literals alone are read from a structured one."""
     if _SIMPLE.fullmatch(name):
         return np.dtype(name)
-    dtype: np.dtype[Any] = np.dtype(ast.literal_eval(name))
+    tokens = _tokens(name)
+    dtype: np.dtype[Any] = np.dtype(_literal(next(tokens), tokens))
+    if next(tokens, None) is not None:
+        raise ValueError(f"{name} goes on after its end")
     return dtype
+
+
+def _tokens(text: str) -> Iterator[str | int]:
+    """Yield a mark as it is, a number or True as an integer, and a string after a quote.
+
+    `ast.literal_eval` is not used: before CPython 3.13 it fails at random, with SystemError, while another
+    thread compiles anything.
+    """
+    place = 0
+    while place < len(text):
+        found = _TOKEN.match(text, place)
+        if found is None:
+            raise ValueError(f"{text} has no literal at {place}")
+        place = found.end()
+        if found["string"] is not None:
+            yield "'" + found["string"].encode("latin-1", "backslashreplace").decode("unicode_escape")
+        elif found["number"]:
+            yield int(found["number"])
+        else:
+            yield found["mark"] or True
+
+
+def _literal(token: str | int, tokens: Iterator[str | int]) -> Any:
+    """Return the literal that begins with a token: a number, a string, a list, a tuple, or a dict."""
+    if isinstance(token, int):
+        return token
+    if token[0] == "'":
+        return token[1:]
+    end = _ENDS[token]
+    items = []
+    while (token := next(tokens)) != end:
+        items.append(_literal(token, tokens))
+        if (mark := next(tokens)) == end:
+            break
+        if mark not in (",", ":"):
+            raise ValueError(f"{mark!r} stands between two literals")
+    if end == "}":
+        return dict(zip(items[::2], items[1::2], strict=True))
+    return items if end == "]" else tuple(items)
 
 
 def is_synchronous(text: str) -> bool:

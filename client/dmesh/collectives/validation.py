@@ -46,9 +46,15 @@ _PEERS = {"send": "dst", "recv": "src"}
 _NUMPY_ONLY = ("gather", "scatter", "permute", "scan", "exscan")
 
 
+def _is_masked(x: object) -> bool:
+    """Return whether `x` is a masked array. Nothing is, as long as `numpy.ma` is not imported."""
+    module = sys.modules.get("numpy.ma")
+    return module is not None and isinstance(x, module.MaskedArray)
+
+
 def as_input(x: ArrayLike, what: str) -> Array:
     """Return `x` as a C-contiguous array of native byte order: itself if it is one, else a copy."""
-    if isinstance(x, np.ma.MaskedArray):
+    if _is_masked(x):
         raise CollectiveValueError(
             f"{what} cannot take a masked array; pass x.filled(value), or x.data and x.mask separately"
         )
@@ -78,7 +84,7 @@ def check_out(out: Any, dtype: np.dtype[Any], shape: tuple[int, ...], x: Any, wh
     del x
     if out is None:
         return
-    if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
+    if not isinstance(out, np.ndarray) or _is_masked(out):
         raise CollectiveTypeError(f"out= of {what} must be a NumPy array, not {describe_type(out)}")
     if out.dtype != dtype:
         raise CollectiveTypeError(

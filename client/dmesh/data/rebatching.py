@@ -147,8 +147,10 @@ class _Batched(Cursor):
             return cut(batch, start, stop)
         if isinstance(batch, NoRows):
             return batch
-        keys, gather, like = batch[start:stop], self._rows.gather, batch[:1]
-        return keys if len(keys) else NoRows(lambda: cut(gather(like), 0, 0))
+        if start < min(stop, len(batch)):
+            return batch[start:stop]
+        gather, like = self._rows.gather, batch[:1]
+        return NoRows(lambda: cut(gather(like), 0, 0))
 
     def state(self) -> Any:
         """Return the position after the last batch."""

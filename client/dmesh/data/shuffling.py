@@ -74,11 +74,7 @@ class _Drawing(Pass):
                 self._given += len(drawn)
                 return drawn
             order = self._generator.permutation(len(self._buffer))
-            buffer = self._buffer
-            in_order = (
-                buffer[order] if isinstance(buffer, np.ndarray) else deque(buffer[i] for i in order.tolist())
-            )
-            self._rest, self._buffer = in_order, ()
+            self._rest, self._buffer = _ordered(self._buffer, order), ()
         assert self._rest is not None
         block: Keys
         if isinstance(self._rest, deque):
@@ -95,8 +91,8 @@ class _Drawing(Pass):
     def _fill(self) -> None:
         self._start = self.source.state()
         filled = read(self.source, self._size)
-        # Only row numbers can be exchanged many at a time.
-        self._buffer = filled if isinstance(filled, list) else as_array(filled).copy()
+        # Only row numbers are exchanged many at a time; a span of them is an array from then on.
+        self._buffer = filled.copy() if isinstance(filled, np.ndarray) else filled
 
     def _exchange(self, count: int) -> Keys:
         """Put the source's next keys into the buffer, and return the keys they replace."""
@@ -109,6 +105,8 @@ class _Drawing(Pass):
         while len(self._draws) < number:
             self._draws = np.concatenate([self._draws, self._generator.integers(self._size, size=_DRAWS)])
         places, self._draws = self._draws[:number], self._draws[number:]
+        if isinstance(self._buffer, range):
+            self._buffer = as_array(self._buffer)
         buffer = self._buffer
         if isinstance(buffer, np.ndarray) and not isinstance(coming, list):
             return _exchange_rows(buffer, as_array(coming), places)
@@ -129,6 +127,13 @@ class _Drawing(Pass):
         start, given = state
         self.source.restore(start)
         self.skip(given)
+
+
+def _ordered(keys: Keys, order: NDArray[np.int64]) -> NDArray[np.int64] | deque[Any]:
+    """Returns keys in an order."""
+    if isinstance(keys, range):
+        return order if keys == range(len(keys)) else order * keys.step + keys.start
+    return keys[order] if isinstance(keys, np.ndarray) else deque(keys[i] for i in order.tolist())
 
 
 def _exchange_rows(

@@ -8,7 +8,7 @@ from typing import Any
 
 from dmesh.data.dataset import Dataset
 from dmesh.data.options import AutoShardPolicy
-from dmesh.data.pipeline import INFINITE_CARDINALITY, Node
+from dmesh.data.pipeline import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Node, walk
 from dmesh.distribute.input_dataset import DistributedDataset
 from dmesh.distribute.input_options import InputContext, InputOptions, InputReplicationMode, ValueContext
 from dmesh.distribute.input_reading import WorkerInput
@@ -173,10 +173,16 @@ def _ahead(options: InputOptions) -> int:
     return _AHEAD if size < 0 else size
 
 
+def _has_no_end(node: Node) -> bool:
+    """Returns whether a pipeline surely has no end. A repetition ends if its source turns out to be empty."""
+    sizes = [below.cardinality() for below in walk(node)]
+    return sizes[0] == INFINITE_CARDINALITY and UNKNOWN_CARDINALITY not in sizes
+
+
 def _facts(workers: InputWorkers, nodes: list[Node], way: int, batch_size: int | None) -> WorkerFacts:
     return WorkerFacts(
         replicas=workers.replicas_per_worker,
-        endless=int(all(node.cardinality() == INFINITE_CARDINALITY for node in nodes)),
+        endless=int(all(map(_has_no_end, nodes))),
         way=way,
         batch_size=-1 if batch_size is None else batch_size,
         epoch=0,

@@ -45,7 +45,8 @@ class DistributedDataset:
 class DistributedIterator(Iterator[Any]):
     """Iterator over a `DistributedDataset`.
 
-    The first step agrees with the other workers; every step does, unless the input of all workers has no end.
+    The first step agrees with the other workers; every step does, unless the input of all workers is known to
+    have no end.
     """
 
     def __init__(self, source: WorkerInput, dataset: DistributedDataset) -> None:

@@ -68,26 +68,22 @@ class WorkerInput:
         Raises:
             DatasetError: The inputs of the workers do not go together, or the state is that of another input.
         """
-        said = self.workers.exchange(
-            self._facts if state is None else self._facts._replace(epoch=state["epoch"])
-        )
-        if state is not None:
-            self._facts = self._facts._replace(epoch=state["epoch"])
-        self._facts = self._facts._replace(epoch=self._facts.epoch + 1)
+        facts = self._facts if state is None else self._facts._replace(epoch=state["epoch"], restored=1)
+        said = self.workers.exchange(facts)
+        self._facts = self._facts._replace(epoch=facts.epoch + 1)
         if self._entropy is None:
             # Also when nothing needs it: fresh pipelines count their readings from here, on all workers.
             self._entropy = said[0].entropy
             self._pipelines = tuple(self._fresh(pipeline, self._entropy) for pipeline in self._pipelines)
         readers = [DatasetIterator(pipeline) for pipeline in self._pipelines]
-        endless = all(facts.endless for facts in said)
         if state is not None:
+            progress, error = Progress.ELEMENTS, None
             try:
                 self._restore(readers, state["pipelines"])
-            except Exception as error:
-                if not endless:  # the others learn of it at their first step
-                    self.workers.go_on(Progress.FAILED, error)
-                raise
-        return Reading(self, readers, self._facts.epoch - 1, endless=endless)
+            except Exception as failure:  # noqa: BLE001 -- raised once the other workers know
+                progress, error = Progress.FAILED, failure
+            self.workers.go_on(progress, error)
+        return Reading(self, readers, facts.epoch, endless=all(each.endless for each in said))
 
     @staticmethod
     def _restore(readers: Sequence[DatasetIterator], states: Sequence[Mapping[str, Any]]) -> None:

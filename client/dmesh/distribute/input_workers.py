@@ -45,7 +45,7 @@ class WorkerFacts(NamedTuple):
     replicas: int
     """Number of the worker's replicas."""
     endless: int
-    """1 if its input has no end, else 0."""
+    """1 if its input is known to have no end, else 0."""
     way: int
     """Division of the dataset: a number of `AutoShardPolicy`, or `BY_FUNCTION`."""
     batch_size: int
@@ -54,12 +54,15 @@ class WorkerFacts(NamedTuple):
     """Number of earlier readings."""
     entropy: int
     """A random number."""
+    restored: int = 0
+    """1 if it goes on from a state, 0 if it begins with the first element."""
 
 
 _MUST_AGREE = {
     "replicas": "every worker must have the same number of replicas",
     "way": "the workers must divide their input in the same way",
     "batch_size": "all workers must make batches of the same global size",
+    "restored": "all workers must restore() a state, or none",
     "epoch": "the workers must iterate over a distributed dataset equally often",
 }
 """Facts that must be equal, and the message if they are not."""
