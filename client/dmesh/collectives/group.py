@@ -23,13 +23,14 @@ from dmesh.collectives.connect import connect
 from dmesh.collectives.control_messages import clean
 from dmesh.collectives.counts import CountsRequestBuilder
 from dmesh.collectives.failure import Cause, Failure
-from dmesh.collectives.futures import Completed, Future, Transfer, Worker, do, do_aside, do_now, pend, settle
+from dmesh.collectives.futures import Completed, Future, Transfer, Worker, do, do_now, pend, settle
 from dmesh.collectives.matching import Matcher
 from dmesh.collectives.receiver import Receiver
 from dmesh.collectives.request import TRANSFER, Request, check_timeout
 from dmesh.collectives.services import Members, Pair, Services
 from dmesh.collectives.validation import check_int64
 from dmesh.collectives.work import Generation, Key, Stream, Work, group_id
+from dmesh.coordination.waiting import do_aside
 from dmesh.errors import CollectiveError, CollectiveMismatchError, NotInitializedError, PeerLostError
 from dmesh.native import Endpoint
 
