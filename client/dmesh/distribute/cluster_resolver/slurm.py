@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 
 from dmesh.config.addresses import join_address, shown
 from dmesh.devices.detection import detect_gpus
@@ -52,7 +53,8 @@ class SlurmClusterResolver(ClusterResolver):
             all. 0 for none.
         tasks_per_node: Tasks of each host, by host or the same number for all; as Slurm says if None.
         auto_set_gpu: Whether `cluster_spec` sets `CUDA_VISIBLE_DEVICES` to this task's share of the GPUs; it
-            is left alone where tasks have none, and where Slurm shows each task its own already.
+            is left alone where it hides all GPUs, where tasks have none, and where it shows the task some of
+            its host's already, as Slurm or a script has set it.
         rpc_layer: Protocol to put before the masters' addresses.
 
     Raises:
@@ -96,6 +98,10 @@ class SlurmClusterResolver(ClusterResolver):
             self._gpus_per_task = asked
         else:
             self._gpus_per_task = self._gpus_per_node // max(self._sharing(self._tasks_by_host()), 1)
+            if self._visible:
+                self._gpus_per_task = min(self._gpus_per_task, len(self._visible))
+        if not self._visible and context.environment().get("CUDA_VISIBLE_DEVICES") is not None:
+            self._gpus_per_task = 0  # whoever hides all GPUs wants none, whatever the program asks for
         self._auto_set_gpu = auto_set_gpu
         self._rpc_layer = rpc_layer
         self._allocate()  # says now what would be wrong later
@@ -108,7 +114,8 @@ class SlurmClusterResolver(ClusterResolver):
             ConfigurationError: A variable is malformed.
         """
         allocation = self._allocate()
-        # A process that sees some of its host's GPUs sees its own: Slurm has bound them to its task.
+        # A process that sees some of its host's GPUs sees its own: Slurm has bound them to its task, or a
+        # script has chosen them.
         bound = 0 < len(self._visible) < self._gpus_per_node
         if self._auto_set_gpu and self._gpus_per_task and not bound and context.fake_process() is None:
             first = allocation.local_index * self._gpus_per_task
@@ -288,10 +295,12 @@ def _gpus_per_task() -> int | None:
 
 
 def _visible_gpus() -> list[str]:
-    visible = text("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return [gpu.strip() for gpu in visible.split(",") if gpu.strip()]
-    return [str(gpu.index) for gpu in detect_gpus()]
+    """Returns the names of the GPUs that this process sees: up to the first one that is none, as for CUDA."""
+    visible = context.environment().get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return [str(gpu.index) for gpu in detect_gpus()]
+    names = (name.strip() for name in visible.split(","))
+    return list(takewhile(lambda name: name.isdecimal() or name.startswith(("GPU-", "MIG-")), names))
 
 
 def _counts(counts: object, what: str) -> dict[str, int]:
