@@ -240,6 +240,8 @@ class Dial(Opening[Dialer]):
         try:
             sock = self._stream = socket.socket(family, socket.SOCK_STREAM)
             sock.setblocking(False)
+            # If it is connected to itself, the peer's successor can listen there nevertheless.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if self._source:
                 sock.bind((self._source, 0))
         except OSError as error:
