@@ -88,6 +88,9 @@ def test_if_one_connection_fails_there_are_none(monkeypatch, caplog, failing, si
     said = "after 0.1 s" if silent else "the test refuses it"
     assert f"there is no connection with rank {1 + failing // EACH}" in caplog.text
     assert said in caplog.text
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith("rank 0: ")
+    assert warning.endswith("does without its dedicated connections, which is slower, until it begins anew")
 
 
 @pytest.mark.parametrize(

@@ -125,16 +125,16 @@ def test_arrays_without_bytes_and_of_objects(pool):
 
 
 def test_common_memory_is_kept_while_a_client_that_has_left_has_a_view_of_it(pool):
-    memory, place = pool.lend(MIB, (0, 1), 0, lambda rank: rank == 1)
+    memory, place = pool.lend(MIB, (0, 1), 0, lambda rank: rank == 1, 7)
     theirs = Pool(SharedMemoryRegistry(200 * MIB, native.core())).borrow(place, MIB, 2, 1)
     memory[:] = 7
     del memory
     gc.collect()
-    pool.lend(MIB, (0, 1), 0, lambda rank: False)[0][:] = 1
+    pool.lend(MIB, (0, 1), 0, lambda rank: False, 7)[0][:] = 1
     assert (theirs == 7).all()
     del theirs
     gc.collect()
-    assert pool.lend(MIB, (0, 1), 0, lambda rank: False)[1] == place
+    assert pool.lend(MIB, (0, 1), 0, lambda rank: False, 7)[1] == place
 
 
 def test_arrays_may_go_in_a_thread_while_another_asks_for_spare_memory(pool):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import threading
 import time
 
@@ -11,6 +12,7 @@ import pytest
 from tests.collectives.ranks import cluster
 
 from dmesh import native
+from dmesh.arrays.transfer.execute import gather_rows
 from dmesh.collectives import plan_all_gather, plan_broadcast, plan_shared_all_reduce
 from dmesh.collectives.shared_results import common_memory
 from dmesh.errors import (
@@ -21,6 +23,7 @@ from dmesh.errors import (
     NotInitializedError,
     PeerLostError,
 )
+from dmesh.testing.keys import FakeKeys
 
 NATIVE = ["native"] if native.core() is not None else []
 WAYS = ["messages", *NATIVE, *(["dedicated"] if NATIVE else [])]
@@ -289,3 +292,65 @@ def test_memory_that_one_member_cannot_map_is_not_used_again_before_the_others_h
 
     with cluster(3, shm=("native",)) as ranks:
         ranks.all(body)
+
+
+@needs_core
+def test_members_on_several_hosts_find_out_once_that_they_share_no_memory(caplog):
+    with cluster(2, shm=("native@a", "native@b")) as ranks, caplog.at_level(logging.INFO, "dmesh"):
+
+        def body(communicator):
+            group = communicator.world
+            (collectives,) = group.streams
+            for calls in (3, 1, 1):
+                before, shard = collectives.issued, np.full(1 << 17, communicator.rank, "f8")
+                rows = gather_rows(group, [shard], [1 << 17, 1 << 17])
+                assert rows[:: 1 << 17].tolist() == [0, 1]
+                assert collectives.issued - before <= calls
+
+        ranks.all(body)
+        said = [line for line in caplog.messages if "result of its own" in line]
+        assert len(said) == 2, "one line of each rank"
+
+
+def keys(ranks):
+    """Gives all ranks a store."""
+    made = FakeKeys()
+    for communicator in ranks.communicators:
+        communicator.store = lambda: made
+
+
+def go_on_by_reset(ranks):
+    ranks.all(lambda communicator: communicator.world.reset())
+
+
+def go_on_by_shrinking(ranks):
+    keys(ranks)
+    ranks.all(lambda communicator: communicator.world.shrink())
+
+
+def go_on_by_renewal(ranks):
+    ranks.replace(2)
+    ranks.renew()
+
+
+@needs_core
+@pytest.mark.parametrize("go_on", [go_on_by_reset, go_on_by_shrinking, go_on_by_renewal])
+def test_what_was_lent_in_a_call_that_failed_is_not_lent_for_ever(go_on):
+    with cluster(3, shm=("native",)) as ranks:
+        pool = ranks.communicators[0].pool
+
+        def body(communicator):
+            if communicator.rank == 2:
+                communicator.world.barrier()
+            else:
+                plan_all_gather(np.empty(3), group=communicator.world)
+
+        for error in ranks.run(body):
+            assert isinstance(error, CollectiveMismatchError)
+            del error
+        gc.collect()
+        assert pool.has_spare(1)
+        assert len(pool._loans) == 1, "others may still map it"
+        go_on(ranks)
+        assert pool.has_spare(1)
+        assert pool._loans == []

@@ -12,6 +12,7 @@ from dmesh.coordination.members import MemberState
 from dmesh.errors import LimitExceededError
 from dmesh.v1.coordination_pb2 import CancelBarrierRequest
 from dmesh.v1.key_value_pb2 import GrantLeaseRequest
+from dmesh.v1.progress_pb2 import ListClustersRequest, ListClustersResponse
 
 SECONDS = 60.0
 
@@ -129,3 +130,20 @@ def test_a_call_that_grpc_cannot_begin_says_why(server, join, monkeypatch) -> No
         with pytest.raises(RuntimeError, match="can't start new thread"):
             agent.cancel_barrier("b")
     agent.key_value_set("k", "v")
+
+
+def test_calls_go_on_when_grpc_could_not_start_its_thread_for_one(server, join, monkeypatch) -> None:
+    """Its channel counts that call as one that has a thread, and starts none for later calls."""
+    link = join(server.address, start=False)._link
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def ask() -> object:
+        return link.attempt(link.coordination.ListClusters, ListClustersRequest(), SECONDS)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            ask()
+    assert isinstance(ask(), ListClustersResponse)

@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from concurrent import futures
 
@@ -17,6 +18,7 @@ import pytest
 from tests.waiting import free_ports
 
 from dmesh.coordination.agent import Agent, Identity
+from dmesh.coordination.joining import _wait_for_listener
 from dmesh.coordination.members import Device, MemberState
 from dmesh.coordination.session import Session
 from dmesh.errors import (
@@ -430,3 +432,37 @@ def test_the_secret_is_not_shown(server, join) -> None:
 def test_a_bad_limit_is_refused_at_once(join) -> None:
     with pytest.raises(ConfigurationError, match="connect_timeout"):
         join("127.0.0.1:1", connect_timeout=0)
+
+
+class _Over(Exception):
+    """Ends a wait."""
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_probe_that_the_kernel_connects_with_itself_leaves_the_port_to_the_coordinator(monkeypatch, host):
+    """It does so now and then if the port is an ephemeral one; what is left of that lasts for a minute."""
+    (port,), connect = free_ports(1), socket.socket.connect
+
+    def connect_with_itself(probe, where):
+        probe.bind(where)
+        connect(probe, where)
+
+    class Waiting:
+        address = f"{host}:{port}"
+        probes = 0
+
+        def check(self):
+            """Find nothing."""
+
+        def pause(self, seconds, generation):
+            self.probes += 1
+            with socket.socket() as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as coordinators do
+                listener.bind(("127.0.0.1", port))
+            raise _Over
+
+    waiting = Waiting()
+    with monkeypatch.context() as patch, pytest.raises(_Over):
+        patch.setattr(socket.socket, "connect", connect_with_itself)
+        _wait_for_listener(waiting, time.monotonic() + 60)
+    assert waiting.probes == 1

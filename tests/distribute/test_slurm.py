@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.distribute.launches import NO_GPUS, slurm_task
 
-from dmesh.distribute.cluster_resolver import SlurmClusterResolver
+from dmesh.distribute.cluster_resolver import SlurmClusterResolver, slurm
 from dmesh.distribute.cluster_resolver.placement import place_tasks
 from dmesh.errors import ArgumentTypeError, ClusterSpecError, ConfigurationError, ResolverError
 from dmesh.testing.resolvers import ResolverConformance
@@ -104,12 +104,36 @@ def test_gpus_keep_their_own_names(step):
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-a"
 
 
-def test_gpus_that_are_not_seen_are_numbered(step):
-    step(1, gpus="", nodes="n1", tasks="2", num_tasks=2)
+def test_gpus_that_are_not_seen_are_numbered(step, monkeypatch):
+    step(1, nodes="n1", tasks="2", num_tasks=2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr(slurm, "detect_gpus", lambda: ())
     resolver = SlurmClusterResolver(gpus_per_node=4, gpus_per_task=2)
     resolver.cluster_spec()
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert resolver.num_accelerators() == {"GPU": 2}
+
+
+@pytest.mark.parametrize("hidden", ["", " ", "-1", "NoDevFiles", "-1,0,1"])
+@pytest.mark.parametrize("arguments", [{}, {"gpus_per_task": 1}, {"gpus_per_node": 4, "gpus_per_task": 2}])
+def test_gpus_that_are_hidden_stay_hidden(step, monkeypatch, hidden, arguments):
+    """`srun` sets the variable where it gives a step GPUs, so the value is of the user's script."""
+    step(1, gpus=hidden, nodes="n1", tasks="2", num_tasks=2)
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
+    resolver = SlurmClusterResolver(**arguments)
+    assert resolver.num_accelerators() == {}
+    assert resolver.cluster_spec().num_tasks("worker") == 2
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == hidden
+
+
+@pytest.mark.parametrize(("chosen", "count"), [("3", 1), ("3,1", 2), ("0,2,3", 2)])
+def test_gpus_that_a_task_has_chosen_itself_are_kept(step, monkeypatch, chosen, count):
+    step(1, gpus=chosen, nodes="n1", tasks="2", num_tasks=2)
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
+    resolver = SlurmClusterResolver()
+    assert resolver.num_accelerators() == {"GPU": count}
+    resolver.cluster_spec()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == chosen
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -36,10 +36,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
         env: Mapping[str, str] | None = None,
         stdin: int = subprocess.DEVNULL,
         verb: str = "run",
+        dmesh: Sequence[str] = DMESH,
         **more,
     ) -> Launch:
         process = subprocess.Popen(
-            [*DMESH, verb, *args],
+            [*dmesh, verb, *args],
             env={**os.environ, **(env or {})},
             cwd=tmp_path,
             stdin=stdin,

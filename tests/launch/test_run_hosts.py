@@ -332,6 +332,77 @@ def test_ctrl_z_stops_the_clients_on_all_hosts_until_they_are_continued(start, s
     assert run.wait() == 0, run.err
 
 
+PINGS = """
+    import os, sys, threading, types
+    from dmesh.cli import main
+    from dmesh.launcher import outbox, remote, supervisor
+
+    on_signal, handled = supervisor.Supervisor._on_signal, threading.Event()
+
+    def write(descriptor, data):
+        if threading.current_thread() is not threading.main_thread() and os.path.exists("hold"):
+            os.write(2, b"pings\\n")
+            handled.wait(60)
+            os.remove("hold")
+        return os.write(descriptor, data)
+
+    def handle(self, received):
+        on_signal(self, received)
+        handled.set()
+
+    outbox.os = types.SimpleNamespace(write=write)
+    supervisor.Supervisor._on_signal = handle
+    remote.PING_INTERVAL = 0.01
+    sys.exit(main())
+"""
+
+
+def test_ctrl_z_while_a_sign_of_life_is_being_sent_stops_the_clients_first(start, script, tmp_path) -> None:
+    """A launcher that were stopped before could send neither the signal nor a word to the agents."""
+    program = sys.executable, script(PINGS, "launcher.py")
+    run = start(*TWO_HOSTS, "--terminate-grace", "60", script(STOPS), dmesh=program)
+    started = pids(run.expect("up", 4))
+    (tmp_path / "hold").touch()
+    run.expect("pings")
+    suspend(run)
+    assert stopped(started)
+    run.process.send_signal(signal.SIGCONT)
+    run.expect("] continued", 4)
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait() == 0, run.err
+
+
+CROWDED = """
+    import os, sys, types
+    from dmesh.cli import main
+    from dmesh.launcher import outbox, supervisor
+
+    def write(descriptor, data):
+        if os.path.exists("hold"):
+            raise BlockingIOError
+        return os.write(descriptor, data)
+
+    outbox.os = types.SimpleNamespace(write=write)
+    supervisor._STOP_WITHIN = 0.1
+    sys.exit(main())
+"""
+
+
+def test_ctrl_z_says_which_hosts_do_not_take_it(start, script, tmp_path) -> None:
+    """What leads there is full: too much input waits, or the network is away."""
+    program = sys.executable, script(CROWDED, "launcher.py")
+    run = start(*TWO_HOSTS, "--terminate-grace", "60", script(STOPS), dmesh=program)
+    run.expect("up", 4)
+    (tmp_path / "hold").touch()
+    suspend(run)
+    run.expect("dmesh run: stopping, but host1, host2 did not take the signal")
+    (tmp_path / "hold").unlink()
+    run.process.send_signal(signal.SIGCONT)
+    run.expect("] continued", 4)
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait() == 0, run.err
+
+
 def test_signals_that_notify_reach_the_clients_on_all_hosts(start, script) -> None:
     run = start(*TWO_HOSTS, script(CHECKPOINTS))
     run.expect("] pid=", times=4)

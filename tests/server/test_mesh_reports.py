@@ -250,3 +250,18 @@ async def test_links_between_hosts_are_what_their_members_measured(make_client, 
         {"hosts": ["host0", "host2"], "round_trip_us": 90, "bytes_per_second": 0, "members": 1},
     ]
     assert [host["numa_nodes"] for host in answer["hosts"]] == [{"0": 1, "1": 1}, {"0": 1, "1": 1}, {}]
+
+
+async def test_a_host_has_no_more_numa_nodes_than_one_report_may_name(served, tmp_path) -> None:
+    """However many members of it name different ones."""
+    await join_all(served.runtime, 4, "c")
+    tasks = [Task("worker", index) for index in range(4)]
+    for at, task in enumerate(tasks):
+        report = pb.ProgressReport(numa_nodes=[-1, *range(64 * at, 64 * at + 70)])
+        served.runtime.progress.note(Caller("c", task, 1000 + at), report.SerializeToString())
+    async with serving_web(served.runtime, tmp_path) as web, web.client() as http:
+        answer = (await http.get("/api/v1/clusters/c/topology")).json()
+    [host] = answer["hosts"]
+    assert host["members"] == 4
+    assert len(host["numa_nodes"]) == 64
+    assert "-1" not in host["numa_nodes"]

@@ -139,15 +139,7 @@ def do_now(future: Future[Any], job: Callable[[], Any]) -> None:
         if not future._done_callbacks:  # type: ignore[attr-defined]
             complete(outcome)
             return
-    do_aside("dmesh-callbacks", partial(complete, outcome))
-
-
-def do_aside(name: str, job: Callable[[], object]) -> None:
-    """Run a job on a thread of its own; on this one if there can be no more threads."""
-    try:
-        waiting.Worker(job, name).start()
-    except RuntimeError:
-        job()
+    waiting.do_aside("dmesh-callbacks", partial(complete, outcome))
 
 
 class Completed(Future[Any]):

@@ -23,13 +23,14 @@ from dmesh.collectives.connect import connect
 from dmesh.collectives.control_messages import clean
 from dmesh.collectives.counts import CountsRequestBuilder
 from dmesh.collectives.failure import Cause, Failure
-from dmesh.collectives.futures import Completed, Future, Transfer, Worker, do, do_aside, do_now, pend, settle
+from dmesh.collectives.futures import Completed, Future, Transfer, Worker, do, do_now, pend, settle
 from dmesh.collectives.matching import Matcher
 from dmesh.collectives.receiver import Receiver
 from dmesh.collectives.request import TRANSFER, Request, check_timeout
 from dmesh.collectives.services import Members, Pair, Services
 from dmesh.collectives.validation import check_int64
 from dmesh.collectives.work import Generation, Key, Stream, Work, group_id
+from dmesh.coordination.waiting import do_aside
 from dmesh.errors import CollectiveError, CollectiveMismatchError, NotInitializedError, PeerLostError
 from dmesh.native import Endpoint
 
@@ -455,6 +456,7 @@ class Group(ProcessGroup):
         self._end("shrink")
         decision = consensus.reach("shrink", ("", 0), seconds)
         self.communicator.acknowledge(consensus.missing, self.label)
+        self._settle_loans(self.id)
         number = group_id("shrink", self.id, consensus.count)
         name = self.name if self.name.endswith(_SHRUNK) else (self.name or self.label) + _SHRUNK
         return self.communicator.add_group(number, decision.survivors, name)
@@ -467,8 +469,10 @@ class Group(ProcessGroup):
         failure = self.current.failure
         if failure is not None and failure.cause in (Cause.CLOSED, Cause.RENEWED, Cause.JOINING):
             raise failure.afterwards(self.label)
+        former = self.id
         self.communicator.restart(self)
         self.barrier(timeout=timeout)
+        self._settle_loans(former)
 
     def _end(self, call: str) -> None:
         """Fail the group, if it has not failed: this rank makes no more calls as it is."""
@@ -476,6 +480,11 @@ class Group(ProcessGroup):
         who = "its members" if call == "reset" else "its members that are alive"
         text = f"rank {rank} called {call}() of {self.label}, as all {who} must"
         self.fail(Failure(Cause.BROKEN, text, (rank,)))
+
+    def _settle_loans(self, number: int) -> None:
+        """Take note that all members have ended the calls of a former id of the group."""
+        if self.communicator.pool is not None:
+            self.communicator.pool.settle(number)
 
     def _prepare(self, call: str, timeout: float | None) -> tuple[Consensus, float]:
         """Return how the members decide, and the limit in seconds."""
@@ -503,6 +512,7 @@ class Group(ProcessGroup):
     def renew(self, generation: int, over: Failure) -> None:
         """Begin a new generation; calls of the former one that are under way fail as `over` says."""
         former = self._generation
+        self._settle_loans(former.members.group)
         self._generation = self._begin(generation, self._members)
         former.fail(over, notify=False)
 

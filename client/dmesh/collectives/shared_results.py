@@ -7,6 +7,7 @@ the result of the last one.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
@@ -28,6 +29,8 @@ from dmesh.errors import CollectiveError, CollectiveMismatchError, SharedMemoryE
 _LENDER = 0
 """Position of the member whose memory the results are in."""
 _PAGE = 4096
+_NEVER, _NOT_NOW, _CAN = range(3)
+"""What a member says of memory in common: it has none at all, not so much at the moment, or enough."""
 _TEXT = 4 * MAX_LENGTH
 """Bytes of the text that members compare, in UTF-8."""
 
@@ -272,51 +275,63 @@ def common_memory(
         CollectiveMismatchError: The texts differ.
         CollectiveError: As for `all_gather`.
     """
-    make = group.requests.make
+    make, generation = group.requests.make, group.current
     if call is None:
         call = partial(group.call, timeout=None, async_op=False)
     communicator, lends = group.communicator, group.rank == _LENDER
     pool = communicator.pool
-    shares = pool is not None and nbytes > 0
     memory: Array | None = None
-    place, refusal = bytes(PLACE_SIZE), "" if shares else "this client shares no memory"
-    if pool is not None and spare and lends and not pool.has_spare(nbytes):
-        refusal = "half of the memory that may be shared is in use"
-    elif pool is not None and shares and lends:
+    place, refusal, able = bytes(PLACE_SIZE), "", _CAN
+    if pool is None:
+        refusal, able = "this client shares no memory", _NEVER
+    elif not nbytes:
+        refusal, able = "it has no bytes", _NOT_NOW
+    elif spare and lends and not pool.has_spare(nbytes):
+        refusal, able = "half of the memory that may be shared is in use", _NOT_NOW
+    elif lends:
         processes = {rank: communicator.process_of(rank) for rank in group.ranks}
         try:
             memory, place = pool.lend(
-                nbytes, group.ranks, _LENDER, lambda rank: communicator.process_of(rank) != processes[rank]
+                nbytes,
+                group.ranks,
+                _LENDER,
+                lambda rank: communicator.process_of(rank) != processes[rank],
+                group.id,
             )
         except SharedMemoryError as error:
-            refusal = str(error)
+            refusal, able = str(error), _NOT_NOW
     text = what.encode().ljust(_TEXT)[:_TEXT]
-    offer = np.frombuffer(text + bytes([not refusal]) + place, np.uint8)
-    # If a call fails, others may have mapped the memory: then they say themselves when they are done.
+    offer = np.frombuffer(text + bytes([able]) + place, np.uint8)
+    # If a call fails, others may have mapped the memory, until all have gone on: see `Pool.settle`.
     offers = call(make("all_gather", offer, axis=None, counts=None))
     planned = [bytes(row[:_TEXT]).rstrip().decode(errors="replace") for row in offers]
-    alike = len(set(planned)) == 1
-    able = alike and bool(offers[:, _TEXT].all())
-    if able and not lends:
-        assert pool is not None
-        try:
-            theirs = bytes(offers[_LENDER][_TEXT + 1 :])
-            memory = pool.borrow(theirs, nbytes, group.size, group.rank)
-        except (OSError, ValueError) as error:
-            refusal = f"the memory of rank {group.ranks[_LENDER]} cannot be mapped: {error}"
+    alike, able = len(set(planned)) == 1, int(offers[:, _TEXT].min())
     mapped = np.zeros(group.size, np.bool_)
-    if alike:
-        vote = np.array([not refusal and able], np.bool_)
+    if alike and able == _CAN:
+        if pool is not None and not lends:
+            theirs = bytes(offers[_LENDER][_TEXT + 1 :])
+            try:
+                with generation.lock:
+                    if generation.failure is None:  # else the lender may not expect it any more
+                        memory = pool.borrow(theirs, nbytes, group.size, group.rank)
+            except (OSError, ValueError) as error:
+                refusal = f"the memory of rank {group.ranks[_LENDER]} cannot be mapped: {error}"
+        vote = np.array([memory is not None], np.bool_)
         mapped = call(make("all_gather", vote, axis=None, counts=None))[:, 0]
         if mapped.all():
             return memory
+        able = _NEVER
     if pool is not None and lends:
         pool.excuse(place, [at for at in range(group.size) if at != _LENDER and not mapped[at]])
     if not alike:
         del memory  # the error keeps this frame
         sides = (f"rank {rank} planned {its}" for rank, its in zip(group.ranks, planned, strict=True))
         raise CollectiveMismatchError(f"{group.label}: {', '.join(sides)}. All ranks must plan the same.")
-    logger.info(
-        "each rank of %s has a result of its own: %s", group.label, refusal or "others cannot share one"
+    generation.shares_arrays = able != _NEVER
+    logger.log(
+        logging.DEBUG if spare and generation.shares_arrays else logging.INFO,
+        "each rank of %s has a result of its own: %s",
+        group.label,
+        refusal or "others cannot share one",
     )
     return None

@@ -217,6 +217,8 @@ class Generation(Failing):
         self.incoming: list[Endpoint | None] = [None] * len(members.ranks)
         self.connection: Connection | None = None
         """Outcome of the capability exchange; None before the group's first call."""
+        self.shares_arrays = True
+        """False once the members have found out that they cannot all map memory of one of them."""
         self._numbers: dict[Key, int] = {}
         self._frozen = False
         members.services.events.attach(self.streams[None], members.name, None)

@@ -175,7 +175,7 @@ def _metadata(source: TokenSource | None) -> Metadata:
 
 
 class _AuthorizedChannel(grpc.Channel):
-    """Adds the token to calls; replaces a channel that could not connect, or has other certificates by now.
+    """Adds the token to calls; replaces a channel that could not connect, has old certificates, or is broken.
 
     gRPC's channels keep their certificates for life. So after a change, new calls go through a new channel,
     and the old one stays for the streams that it carries.
@@ -183,6 +183,9 @@ class _AuthorizedChannel(grpc.Channel):
     A channel that failed to connect refuses calls at once and connects again in the background. Up to
     grpcio 1.78 nothing but a timer advances that attempt: it takes 8 to 18 s, and up to 1.70 it never ends
     (grpc/grpc#38290). A new channel's first call waits for the connection, and advances it.
+
+    A channel starts a thread for the first of the calls that are under way. If it can have none, it takes it
+    for started nevertheless: no later call ends, and closing the channel waits for ever.
     """
 
     def __init__(self, credentials: Credentials, address: str, options: ChannelOptions) -> None:
@@ -223,6 +226,16 @@ class _AuthorizedChannel(grpc.Channel):
         if faults.no_connection(call):
             with self._lock:
                 self._unconnected = channel
+
+    def drop(self, channel: grpc.Channel) -> None:
+        """Replace a channel that could not start the thread for a call."""
+        with self._lock:
+            if self._closed or channel is not self._channels[-1]:
+                return
+            self._channels[-1] = self._open()
+        # The way to close that does the missing thread's work, and so does not wait for it.
+        code, _ = grpc.StatusCode.CANCELLED.value
+        cast(Any, channel)._channel.close_on_fork(code, "it could not start a thread")
 
     def metadata(self) -> Metadata:
         """Return what to send with a call."""
@@ -297,7 +310,7 @@ class _AuthorizedMethod:
     def __call__(self, request: object, timeout: float | None = None, metadata: Metadata = ()) -> Any:
         channel, method = self._method()
         try:
-            made = method(request, **self._options(timeout, metadata))
+            made = self._begin(channel, method, request, timeout, metadata)
         except grpc.RpcError as error:  # an answer that is one message, and was waited for
             self._channel.note(channel, cast(grpc.Call, error))
             raise
@@ -305,10 +318,21 @@ class _AuthorizedMethod:
 
     def future(self, request: object, timeout: float | None = None, metadata: Metadata = ()) -> Any:
         channel, method = self._method()
-        return self._begun(channel, method.future(request, **self._options(timeout, metadata)))
+        return self._begun(channel, self._begin(channel, method.future, request, timeout, metadata))
 
-    def _options(self, timeout: float | None, metadata: Metadata) -> dict[str, Any]:
-        return {"timeout": timeout, "metadata": self._channel.metadata() + metadata}
+    def _begin(
+        self,
+        channel: grpc.Channel,
+        begin: Callable[..., Any],
+        request: object,
+        timeout: float | None,
+        metadata: Metadata,
+    ) -> Any:
+        try:
+            return begin(request, timeout=timeout, metadata=self._channel.metadata() + metadata)
+        except RuntimeError:  # there can be no more threads
+            self._channel.drop(channel)
+            raise
 
     def _begun(self, channel: grpc.Channel, call: Any) -> Any:
         call.add_done_callback(lambda done: self._channel.note(channel, done))

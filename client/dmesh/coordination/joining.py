@@ -96,15 +96,33 @@ def _wait_for_listener(session: Session, deadline: float) -> None:
         return
     while time.monotonic() < deadline:
         session.check()
-        try:
-            with socket.create_connection((host, port), timeout=_LISTENER_WAIT) as sock:
-                if sock.getsockname() != sock.getpeername():  # not its own other end, by chance
-                    return
-        except ConnectionRefusedError:
-            pass
-        except OSError:
-            return  # a call says what is wrong
+        if not _is_refused(host, port):
+            return  # a coordinator listens, or a call says what is wrong
         session.pause(_LISTENER_INTERVAL, 0)
+
+
+def _is_refused(host: str, port: int) -> bool:
+    """Return whether nobody listens at any address of a host."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    refused = False
+    for family, kind, protocol, _, where in found:
+        with socket.socket(family, kind, protocol) as probe:
+            # The kernel may give it the port that it looks for, and so connect it with itself. What is left
+            # of that must not keep the coordinator from listening there.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.settimeout(_LISTENER_WAIT)
+            try:
+                probe.connect(where)
+            except OSError as error:
+                refused = refused or isinstance(error, ConnectionRefusedError)
+                continue
+            if probe.getsockname() != probe.getpeername():
+                return False
+            refused = True
+    return refused
 
 
 def _awaited(fault: Fault, identity: Identity) -> str:

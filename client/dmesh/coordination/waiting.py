@@ -134,6 +134,14 @@ class Worker:
             self._ended.put(None)
 
 
+def do_aside(name: str, job: Callable[[], object]) -> None:
+    """Run a job on a thread of its own; on this one if there can be no more threads."""
+    try:
+        Worker(job, name).start()
+    except RuntimeError:
+        job()
+
+
 def carry_out(
     job: Callable[[], object], submit: Callable[[Callable[[], None]], None], check: Callable[[], object]
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import selectors
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from dmesh.launcher.orphans import Guard, Orphans
 from dmesh.launcher.plan import ClientPlan
@@ -21,6 +21,8 @@ class LocalHost:
 
     deadline: float | None = None
     """Time of the next call of `on_time`: none."""
+    unsent: Sequence[str] = ()
+    """Hosts for which something waits to be sent: none."""
 
     def __init__(self, *, shared: bool = False) -> None:
         self._shared = shared

@@ -182,6 +182,11 @@ class RemoteHosts:
         for connection in self._connections:
             connection.send(Frame("pause", 0))
 
+    @property
+    def unsent(self) -> Sequence[str]:
+        """Names of hosts for which something waits to be sent."""
+        return [connection.host.name for connection in self._connections if not connection.outbox.idle]
+
     def resume(self) -> None:
         """Have the agents expect signs of life again."""
         for connection in self._connections:

@@ -9,7 +9,7 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -30,6 +30,10 @@ _VISIBLE = 20
 """Lines that can come after a traceback before the report of the job repeats it."""
 _LAST_WORDS = 16
 """Chunks of a failed client's output that are shown before the launcher says that it failed."""
+_STOP_WITHIN = 2.0
+"""Seconds in which the hosts must learn that this process is about to be stopped."""
+_LOOK_EVERY = 0.02
+"""Seconds between looks at whether they have."""
 _SIGPIPE_EXIT = 128 + signal.SIGPIPE
 
 
@@ -69,7 +73,11 @@ class Hosts(Protocol):
         """Take note of the time."""
 
     def pause(self) -> None:
-        """Take note that this process is about to be stopped."""
+        """Take note that this process is about to be stopped, once nothing is `unsent`."""
+
+    @property
+    def unsent(self) -> Sequence[str]:
+        """Names of hosts for which something waits to be sent, such as a signal for their clients."""
 
     def resume(self) -> None:
         """Take note that this process goes on."""
@@ -115,6 +123,8 @@ class Supervisor:
         """Ended clients that may have left processes or unread output, and the time limit for these."""
         self._replacing: set[Client] = set()
         """Clients among these that are to be started again once nothing is left of them."""
+        self._stop_by: float | None = None
+        """Time by which this process is to stop, because Ctrl-Z was pressed."""
 
     def run(self) -> LaunchResult:
         """Run the job.
@@ -132,6 +142,7 @@ class Supervisor:
                     self._finish_leaving()
                     self._escalate()
                     self._print_notices()
+                    self._stop_in_time()
             finally:
                 self._send(signal.SIGKILL)  # nothing is left of it, unless we are here for an error
         return self._conclude()
@@ -166,6 +177,8 @@ class Supervisor:
         timeout = max(0.0, min(deadlines) - self._clock()) if deadlines else None
         if any(client.order < 0 and client.status is not None for client in self._clients):
             timeout = 0.0  # it was lost, which is no event of the selector's
+        if self._stop_by is not None:  # another thread may be sending what it waits for
+            timeout = _LOOK_EVERY if timeout is None else min(timeout, _LOOK_EVERY)
         for key, _ in self._selector.select(timeout):
             if key.fileobj is inbox:
                 inbox.clear()
@@ -247,18 +260,37 @@ class Supervisor:
         if received in ENDING:
             self._end(received)
         elif received is signal.SIGTSTP:
-            self._stop()
+            self._send(FORWARDED[received])
+            self._hosts.pause()
+            if not self._hosts.unsent:
+                self._stop()  # now: this thread may be held up by its terminal
+            elif self._stop_by is None:
+                self._stop_by = self._clock() + _STOP_WITHIN
         else:
             self._send(FORWARDED[received])
             if received is signal.SIGCONT:
+                self._stop_by = None
                 self._hosts.resume()
             else:
                 self._notices.append(f"{received.name}: forwarded to the clients")
 
+    def _stop_in_time(self) -> None:
+        """Stop this process, if it is to, once the hosts know of it or their time is up."""
+        if self._stop_by is None:
+            return
+        unsent = self._hosts.unsent
+        if unsent and self._clock() < self._stop_by:
+            return
+        if unsent:
+            self._reporter.notice(
+                f"stopping, but {', '.join(unsent)} did not take the signal within {_STOP_WITHIN:g} s: the "
+                "clients there may run on, and are killed if they hear nothing for two minutes"
+            )
+        self._stop()
+
     def _stop(self) -> None:
-        """Stop the clients and this process, until it is continued."""
-        self._send(FORWARDED[signal.SIGTSTP])
-        self._hosts.pause()
+        """Stop this process, until it is continued; the clients have been signaled."""
+        self._stop_by = None
         began = self._clock()
         os.kill(os.getpid(), signal.SIGSTOP)
         stopped = self._clock() - began

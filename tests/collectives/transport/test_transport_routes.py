@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from ipaddress import IPv4Interface, IPv6Interface, ip_interface
@@ -13,9 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.collectives.transport.harness import CLUSTER, LIMIT, SECRET, Recorder, tcp_listener, tcp_peers
+from tests.collectives.transport.test_transport_tcp import read_exactly
 from tests.waiting import eventually
 
-from dmesh.collectives.backends.tcp.connecting import TcpOptions
+from dmesh.collectives.backends.tcp.connecting import TcpConnector, TcpOptions
+from dmesh.collectives.backends.tcp.handshake import CHALLENGE_SIZE, HELLO_SIZE, PROOF_SIZE, WELCOME_SIZE
 from dmesh.collectives.backends.tcp.routes import (
     MOST_INTERFACES,
     OFFER_SIZE,
@@ -162,6 +165,36 @@ def test_a_route_that_leads_nowhere_falls_back_with_one_line(make_pair, caplog, 
     lines = [record.getMessage() for record in caplog.records if "using the address" in record.getMessage()]
     assert len(lines) == 1
     assert lines[0].startswith(f"rank 0: no connection with rank 1 from {answered.source} to {target} (")
+
+
+def test_a_route_whose_last_answer_comes_late_is_taken(make_pair, monkeypatch, caplog) -> None:
+    """The peer has let the connection in by then, and takes no other one in its place."""
+    pair, is_over = make_pair(route_timeout=0.1), threading.Event()
+    give_up = TcpConnector._give_up
+
+    def expire(self, dial, problem):
+        give_up(self, dial, problem)
+        is_over.set()
+
+    def relay(listener):
+        with listener.accept()[0] as dialer, socket.create_connection(("127.0.7.2", pair.port)) as acceptor:
+            acceptor.sendall(read_exactly(dialer, HELLO_SIZE))
+            dialer.sendall(read_exactly(acceptor, CHALLENGE_SIZE))
+            acceptor.sendall(read_exactly(dialer, PROOF_SIZE))
+            welcome = read_exactly(acceptor, WELCOME_SIZE)
+            assert is_over.wait(LIMIT)
+            dialer.sendall(welcome)
+            dialer.recv(1)
+
+    monkeypatch.setattr(TcpConnector, "_give_up", expire)
+    with socket.create_server(("127.0.7.3", 0)) as listener:
+        between = threading.Thread(target=relay, args=(listener,))
+        between.start()
+        near, far = pair.dial(Route("127.0.7.1", f"127.0.7.3:{listener.getsockname()[1]}"))
+        with near, far:
+            assert near.getpeername() == listener.getsockname()
+        between.join(LIMIT)
+    assert not caplog.records
 
 
 def test_the_listeners_of_interfaces_close_with_the_transport(make_pair) -> None:

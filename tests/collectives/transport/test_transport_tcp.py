@@ -347,6 +347,24 @@ def test_the_next_address_is_tried_and_names_are_resolved(make_tcp):
         together(*(lambda t=transport: t.close(5.0) for transport in transports))
 
 
+def test_names_are_resolved_where_no_thread_can_be_started(monkeypatch):
+    """As at the end of a program, or at a limit of the system."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    listeners, recorders = [tcp_listener(), tcp_listener()], [Recorder(), Recorder()]
+    transports = [TcpTransport(rank, listeners[rank], lambda: SECRET, CLUSTER) for rank in range(2)]
+    for rank, transport in enumerate(transports):
+        port = listeners[1 - rank].getsockname()[1]
+        transport.start(recorders[rank], [Peer(1 - rank, (f"localhost:{port}",), 0, "other")])
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        transports[0].control(1, b"hello")
+        recorders[1].wait_for("control", 0, b"hello")
+    together(*(lambda t=transport: t.close(5.0) for transport in transports))
+
+
 # -- the end ---------------------------------------------------------------------------------------
 
 

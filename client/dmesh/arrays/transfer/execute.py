@@ -138,7 +138,7 @@ def gather_rows(group: Group, shards: Sequence[Array], counts: Sequence[int]) ->
     row, mine = math.prod(first.shape[1:]) * first.itemsize, sum(len(shard) for shard in shards)
     total = sum(counts)
     ledger.count("all_gather", (total - mine) * row)
-    if total * row >= RECYCLED and group.size > 1:
+    if total * row >= RECYCLED and group.size > 1 and group.current.shares_arrays:
         what = f"{total} rows of {first.dtype} {first.shape[1:]}"
         memory = common_memory(group, what, total * row, call=partial(call, group), spare=True)
         if memory is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 
 from dmesh.config.addresses import join_address, shown
 from dmesh.devices.detection import detect_gpus
@@ -52,7 +53,8 @@ class SlurmClusterResolver(ClusterResolver):
             an equal share of the host's.
         tasks_per_node: Number of tasks of each host, by host or one number for all; None for Slurm's.
         auto_set_gpu: Whether `cluster_spec` set `CUDA_VISIBLE_DEVICES` to this task's share of the GPUs. It
-            does not if tasks have no GPUs, or if Slurm has already bound GPUs to each task.
+            does not if tasks have no GPUs, or if the variable already hides some or all of the host's GPUs,
+            set by Slurm or by a script.
         rpc_layer: Protocol to put before the masters' addresses.
 
     Raises:
@@ -97,6 +99,10 @@ class SlurmClusterResolver(ClusterResolver):
             self._gpus_per_task = asked
         else:
             self._gpus_per_task = self._gpus_per_node // max(self._sharing(self._tasks_by_host()), 1)
+            if self._visible:
+                self._gpus_per_task = min(self._gpus_per_task, len(self._visible))
+        if not self._visible and context.environment().get("CUDA_VISIBLE_DEVICES") is not None:
+            self._gpus_per_task = 0  # all GPUs are hidden on purpose, whatever the program asks for
         self._auto_set_gpu = auto_set_gpu
         self._rpc_layer = rpc_layer
         self._allocate()  # raises errors now instead of later
@@ -109,7 +115,8 @@ class SlurmClusterResolver(ClusterResolver):
             ConfigurationError: A variable is malformed.
         """
         allocation = self._allocate()
-        # If this process sees only some of the host's GPUs, Slurm has bound them to its task.
+        # If this process sees only some of the host's GPUs, Slurm has bound them to its task, or a script has
+        # chosen them.
         bound = 0 < len(self._visible) < self._gpus_per_node
         if self._auto_set_gpu and self._gpus_per_task and not bound and context.fake_process() is None:
             first = allocation.local_index * self._gpus_per_task
@@ -289,10 +296,12 @@ def _gpus_per_task() -> int | None:
 
 
 def _visible_gpus() -> list[str]:
-    visible = text("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return [gpu.strip() for gpu in visible.split(",") if gpu.strip()]
-    return [str(gpu.index) for gpu in detect_gpus()]
+    """Returns the names of the GPUs that this process sees: up to the first one that is none, as for CUDA."""
+    visible = context.environment().get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return [str(gpu.index) for gpu in detect_gpus()]
+    names = (name.strip() for name in visible.split(","))
+    return list(takewhile(lambda name: name.isdecimal() or name.startswith(("GPU-", "MIG-")), names))
 
 
 def _counts(counts: object, what: str) -> dict[str, int]:

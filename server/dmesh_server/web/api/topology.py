@@ -42,7 +42,8 @@ class HostView(BaseModel):
     members: int = Field(description="number of members")
     devices: dict[str, int] = Field(description="number of devices by type")
     numa_nodes: dict[str, int] = Field(
-        description="number of its members that may run on each NUMA node, as far as they reported"
+        description="number of its members that may run on each NUMA node, as far as they reported; at most "
+        f"{_MOST_NODES} nodes"
     )
 
 
@@ -214,7 +215,10 @@ async def _announced(runtime: Runtime, pacer: Pacer, cluster: str) -> tuple[_Ann
         members += holder.present and bool(found)
         here = machines.get(said.task)
         if here is not None:
-            nodes.setdefault(here, Counter()).update(set(message.numa_nodes[:_MOST_NODES]))
+            counted = nodes.setdefault(here, Counter())
+            for node in set(message.numa_nodes[:_MOST_NODES]):
+                if node >= 0 and (node in counted or len(counted) < _MOST_NODES):
+                    counted[node] += 1
             for link in message.links[:MOST_LINKS]:
                 there = ranks[link.rank] if 0 <= link.rank < len(ranks) else None
                 if there is not None and there != here:

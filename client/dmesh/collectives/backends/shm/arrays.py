@@ -71,6 +71,8 @@ class _Loan:
     ranks: tuple[int, ...]
     gone: Callable[[int], bool]
     place: bytes
+    group: int
+    """Id of the group, which is another one after a reset."""
     excused: set[int] = field(default_factory=set)
     """Positions of members that have not mapped the memory."""
 
@@ -84,8 +86,13 @@ class _Loan:
         if not self.gone(rank):
             return False
         # The process of a departed client may still use its mappings.
-        (process,) = _PROCESS.unpack_from(self.memory.data, at * _LINE + _LINE // 2)
+        process = self.process_of(at)
         return not process or has_ended(process)
+
+    def process_of(self, at: int) -> int:
+        """Return the process of a member that has mapped the memory; 0 if it has not."""
+        (process,) = _PROCESS.unpack_from(self.memory.data, at * _LINE + _LINE // 2)
+        return int(process)
 
 
 class Pool:
@@ -130,12 +137,18 @@ class Pool:
         return data, chunk.segment, begin
 
     def lend(
-        self, nbytes: int, ranks: tuple[int, ...], position: int, gone: Callable[[int], bool]
+        self, nbytes: int, ranks: tuple[int, ...], position: int, gone: Callable[[int], bool], group: int
     ) -> tuple[Bytes, bytes]:
-        """Lend memory of the pool to the group of `ranks`; return it, and its place for `borrow`.
+        """Lend memory of the pool to a group; return it, and its place for `borrow`.
 
-        A rank for which `gone` returns True leaves no mark once its process has ended. Raises
-        SharedMemoryError.
+        Raises SharedMemoryError.
+
+        Args:
+            nbytes: How many bytes.
+            ranks: The group's members.
+            position: This client's position in it.
+            gone: Returns True for a rank that leaves no mark once its process has ended.
+            group: The group's id.
         """
         self._end_loans()
         header = _pages(len(ranks) * _LINE)
@@ -143,7 +156,7 @@ class Pool:
         memory[:header] = 0
         place = segment.ticket.encode() + _PLACE.pack(begin)
         with self._lending:
-            self._loans.append(_Loan(memory, ranks, gone, place))
+            self._loans.append(_Loan(memory, ranks, gone, place, group))
         return _use(segment.memory, begin, nbytes, len(ranks), position), place
 
     def excuse(self, place: bytes, positions: Iterable[int]) -> None:
@@ -152,6 +165,14 @@ class Pool:
             for loan in self._loans:
                 if loan.place == place:
                     loan.excused.update(positions)
+
+    def settle(self, group: int) -> None:
+        """Take note that all members of a group have failed it, and none will map what was lent to it."""
+        with self._lending:
+            for loan in self._loans:
+                if loan.group == group:
+                    absent = [at for at in range(len(loan.ranks)) if not loan.process_of(at)]
+                    loan.excused.update(absent)
 
     def borrow(self, place: bytes, nbytes: int, members: int, position: int) -> Bytes:
         """Map memory that another member has lent, at the place that its owner has sent.

@@ -12,11 +12,11 @@ import os
 import selectors
 import socket
 import ssl
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 from dmesh._log import announce
@@ -28,6 +28,7 @@ from dmesh.collectives.backends.tcp.message_queue import UNEXPECTED_LIMIT
 from dmesh.collectives.backends.tcp.routes import LocalAddress, Route
 from dmesh.collectives.backends.tcp.sockets import bound_flight, is_silent, tune
 from dmesh.collectives.backends.tcp.tls import PeerTls, Stream, explain
+from dmesh.coordination.waiting import do_aside
 from dmesh.security.secure_socket import CLOSED, SecureSocket, Unencrypted
 
 _FIRST_PAUSE: Final = 0.02
@@ -47,7 +48,7 @@ class TcpOptions:
     retry_for: float = 1.0  # for which a refused connection is tried again before the peer counts as lost
     connect_timeout: float = 60.0  # in which an address must answer at all
     dedicated_timeout: float = 5.0  # the same for dedicated connections, without which a group can do
-    route_timeout: float = 2.0  # for a dedicated connection by one of several routes, with its handshake
+    route_timeout: float = 2.0  # for a dedicated connection by one of several routes, up to its proof
     most_unproven: int = 128  # connections at a time that have not proven to come from a peer
     handshake_timeout: float = 5.0  # for such a connection's proof, with the handshake of TLS before it
     grace: float = 0.5  # for a peer's other connection to bring its last frames after one has ended
@@ -203,6 +204,11 @@ class Dial(Opening[Dialer]):
         if self._stream and self._handshake and is_silent(self._stream, self._silence):
             self._fail(f"its host has not answered for {self._silence:g} s")
 
+    @property
+    def may_be_in(self) -> bool:
+        """True if the peer may have let the attempt under way in already."""
+        return self._handshake is not None and self._handshake.has_proven
+
     def cancel(self) -> None:
         """Give up without a callback."""
         self._cancelled = True
@@ -217,9 +223,7 @@ class Dial(Opening[Dialer]):
             self._fail(str(error))
         except socket.gaierror:
             # The look-up of a name may take long, and would hold up all other peers.
-            threading.Thread(
-                target=self._look_up, args=(host, port), name="dmesh-resolve", daemon=True
-            ).start()
+            do_aside("dmesh-resolve", partial(self._look_up, host, port))
         else:
             self._connect(*found)
 
@@ -236,6 +240,8 @@ class Dial(Opening[Dialer]):
         try:
             sock = self._stream = socket.socket(family, socket.SOCK_STREAM)
             sock.setblocking(False)
+            # If it is connected to itself, the peer's successor can listen there nevertheless.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if self._source:
                 sock.bind((self._source, 0))
         except OSError as error:
@@ -390,6 +396,8 @@ class TcpConnector(Connector):
         return dial
 
     def _give_up(self, dial: Dial, problem: str) -> None:
+        if dial.may_be_in:
+            return  # the peer takes no other connection under its number
         if (on_dialed := self._dials.pop(dial, None)) is not None:
             dial.cancel()
             on_dialed(None, problem)

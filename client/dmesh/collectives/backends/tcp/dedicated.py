@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from dmesh._log import logger
+from dmesh._log import announce, logger
 from dmesh.collectives.backends.base import Agreement, Exchange
 from dmesh.collectives.backends.tcp.channel import Waits
 from dmesh.collectives.backends.tcp.connection import Connector
@@ -99,6 +99,11 @@ def open_connections(
             # A dialer agrees once it has been let in, so its connections are here by then.
             found[member] = _claim(connector, numbers.pop(member))
         if not agreement.level:
+            if refusal:
+                announce(
+                    f"rank {ranks[position]}: {refusal}. The group of {len(ranks)} ranks does without its "
+                    "dedicated connections, which is slower, until it begins anew"
+                )
             return refusal or f"rank {agreement.against} could not connect with all of the group"
         for member, sockets in found.items():
             if len(sockets) != each:

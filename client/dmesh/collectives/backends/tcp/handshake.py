@@ -196,6 +196,11 @@ class Dialer(Handshake):
             nonce or secrets.token_bytes(_NONCE),
         )
 
+    @property
+    def has_proven(self) -> bool:
+        """True once this side has proven itself, so that the other may have let it in."""
+        return len(self._said) > HELLO_SIZE
+
     def refuse(self, status: Status, problem: str = "") -> Refused:
         """Return the refusal by the acceptor, or of it."""
         problem = problem or status.problem
