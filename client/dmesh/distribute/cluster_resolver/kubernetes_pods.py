@@ -268,9 +268,10 @@ class KubernetesApi:
                 "Set KUBECONFIG to a file that names a cluster and a user"
                 if self._location is ExecutableLocation.OFF_CLUSTER
                 else "Run it in a pod with a service account; elsewhere pass "
-                "executable_location=ExecutableLocation.OFF_CLUSTER to use a kubeconfig file"
+                "executable_location=KubernetesExecutableLocation.OFF_CLUSTER to use a kubeconfig file"
             )
-            raise ResolverError(f"there is no way to the Kubernetes API: {error}. {advice}") from error
+            reason = str(error).rstrip(".")
+            raise ResolverError(f"there is no way to the Kubernetes API: {reason}. {advice}") from error
         return configuration
 
 
