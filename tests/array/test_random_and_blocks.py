@@ -210,3 +210,21 @@ def test_results_that_do_not_fit_and_calls_that_differ_are_errors():
             dmesh.shard_map(lambda b: 1 // 0, in_layouts=layout, out_layouts=layout)(x)
 
     run(PAIR, program)
+
+
+def test_a_result_of_shard_map_that_does_not_fit_its_layout_says_how():
+    def program(mesh):
+        layout = Layout(["x"], mesh)
+        x = dmesh.arange(8.0, layout=layout)
+        results = iter(range(100))
+        for function, message in [
+            (lambda block: block.sum(), r"is float64\[\], of 0 dimensions; its layout is for 1"),
+            (
+                lambda block: block.astype([int, float][next(results) % 2]),
+                r"float64\[.*int64|int64\[.*float64",
+            ),
+        ]:
+            with pytest.raises(LayoutError, match=message):
+                dmesh.shard_map(function, in_layouts=layout, out_layouts=layout)(x)
+
+    run(World(1, 2, (2,)), program)

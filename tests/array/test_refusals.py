@@ -1,5 +1,8 @@
 """The complaints about other sharded arrays, each excluded: no silent gather, no plain array, no hang."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 from tests.array.worlds import World, run
@@ -41,6 +44,27 @@ def test_nothing_is_gathered_without_being_told(operation):
     run(PAIR, program)
 
 
+@pytest.mark.parametrize("operation", [np.asarray, lambda x: x.numpy()])
+def test_what_wants_the_whole_array_is_told_how_to_get_it(operation):
+    def program(mesh):
+        with pytest.raises(ImplicitGatherError, match=r"Call x\.full\(\) for the whole array, or allow"):
+            operation(dmesh.arange(9.0, layout=Layout(["x"], mesh)))
+
+    run(PAIR, program)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_a_copied_array_is_of_its_own(copied):
+    def program(mesh):
+        x = dmesh.arange(9.0, layout=Layout(["x"], mesh))
+        y = copied(x)
+        y += 1
+        np.testing.assert_array_equal((y - x).full(), np.ones(9))
+        assert y.layout == x.layout
+
+    run(PAIR, program)
+
+
 def test_a_policy_that_does_not_exist_is_refused():
     with pytest.raises(ConfigurationError, match="'perhaps'"), dmesh.implicit_gather("perhaps"):
         pass
@@ -78,6 +102,8 @@ def test_plain_arrays_do_not_mix(operation):
         (lambda x: dmesh.copy_to_mesh(np.array([None]), x.layout), "their elements are Python objects"),
         (lambda x: dmesh.zeros(3, layout=x.layout, shared=True), "layout= or shared="),
         (lambda x: dmesh.axes.psum(1, "x"), "dmesh.shard_map runs"),
+        (pickle.dumps, r"only this client's blocks: .* x\.full\(\)"),
+        (lambda x: pickle.dumps({"x": dmesh.DVariable(x)}), "only this client's blocks"),
     ],
 )  # fmt: skip
 def test_what_is_not_built_says_so(operation, message):

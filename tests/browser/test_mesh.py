@@ -139,3 +139,50 @@ def test_hosts_say_their_nodes_and_how_fast_the_links_between_them_are(
     assert links.all_inner_texts() == ["host0 ↔ host1 1.5 GiB/s, round trip 42 µs"]
     page.get_by_text("; 2 on NUMA node 0, 2 on NUMA node 1").first.wait_for()
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_machines_of_one_name_have_rows_of_their_own(served: Served, token: str, open_page: OpenPage) -> None:
+    from playwright.sync_api import expect
+
+    machines = [("pi", "3f2a9c1e-0001"), ("pi", "b81d2f00-0002"), ("pi", "3f2a9c1e-0001"), ("node", "c0")]
+    labels = ["pi (boot 3f2a9c1e)", "pi (boot b81d2f00)", "node"]
+    report = pb.ProgressReport(links=[pb.Link(rank=3, round_trip_us=42)], numa_nodes=range(40))
+    with keep_members(served.grpc, token, 4, report, machines):
+        page = open_page(served.http, "mesh")
+        nodes = ", ".join(f"2 on NUMA node {node}" for node in range(8))
+        said = page.locator(".host > span.quiet")
+        ends = [re.compile(rf"^2 members.*; {nodes} and 32 more$"), *[re.compile("^1 member,")] * 2]
+        expect(said).to_have_text(ends, timeout=DEADLINE * 1000)
+        expect(page.locator(".host h3 bdi")).to_have_text(labels)
+        ends = [re.compile(re.escape(f"node ↔ {label} ")) for label in labels[:2]]
+        expect(page.locator("ul.links li")).to_have_text(ends)
+        page.click("nav >> [data-view=members]")
+        hosts = page.locator(".rows-inner .c-host")
+        expect(hosts).to_have_text([labels[0], labels[1], labels[0], labels[2]])
+        page.get_by_role("button", name="/job:worker/task:1", exact=True).click()
+        page.locator("dialog").get_by_text(labels[1]).wait_for()
+        page.get_by_role("button", name="Evict this member").click()
+        page.get_by_text(f"Its process (host {labels[1]}, pid 101)").wait_for()
+        page.keyboard.press("Escape")
+
+
+def test_members_are_grouped_by_host_in_one_pass(served: Served, open_page: OpenPage) -> None:
+    page = open_page(served.http)
+    # Copying the members so far for each one would take minutes.
+    found = page.evaluate(
+        """async () => {
+          const { membersByHost } = await import("/static/views/mesh.js");
+          const count = 200_000;
+          const slots = { host: new Array(count).fill(0), hosts: ["a"], boot_ids: [""], machines: ["a"] };
+          slots.conditions = "C".repeat(count - 1) + "X";
+          slots.host[7] = -1;
+          const began = performance.now();
+          const [one] = membersByHost(slots);
+          const seconds = (performance.now() - began) / 1000;
+          return { members: one.places.length, worst: one.worst, seconds };
+        }"""
+    )
+    assert (found["members"], found["seconds"] < 5) == (199_999, True), found
+    assert found["worst"] < page.evaluate(
+        "async () => (await import('/static/states.js')).ORDER.indexOf('CONNECTED')"
+    )

@@ -259,6 +259,10 @@ def test_what_cannot_be_reduced_is_refused_before_anything_is_sent():
                     "unknown reduction 7; it must be one of sum, .*max_location, a ufunc",
                 ),
                 ("least", CollectiveValueError, "unknown reduction 'least'"),
+                # Of two arrays, `sum` would add the elements of one to the other.
+                *((function, CollectiveTypeError, 'pass "sum"') for function in (sum, np.sum)),
+                *((function, CollectiveTypeError, 'pass "max"') for function in (max, np.max)),
+                (np.mean, CollectiveTypeError, 'mean is no function of two arrays.*pass "mean"'),
             ]:
                 with pytest.raises(error, match=match):
                     world.all_reduce(x, op)
@@ -274,6 +278,8 @@ def test_what_cannot_be_reduced_is_refused_before_anything_is_sent():
                 world.all_reduce(x, np.add, compress="float16")
             with pytest.raises(CollectiveTypeError, match="needs a function of two arrays, not int"):
                 Op(3)
+            with pytest.raises(CollectiveTypeError, match='pass "sum"'):
+                Op(sum, name="total")
 
         results = ranks.run(body)
         assert results[0] is None

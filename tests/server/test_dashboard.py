@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 from tests.server.web_server import Web, join_all, serving_web
 
+from dmesh.v1 import common_pb2
 from dmesh.v1 import progress_pb2 as pb
 from dmesh_server.core.model import Caller, Task
 from dmesh_server.security.roles import role_for_http
 from dmesh_server.web import app
+from dmesh_server.web.machines import label_machines
 
 STATIC = Path(app.__file__).parent / "static"
 ASSETS = sorted(path for path in STATIC.rglob("*") if path.is_file())
@@ -183,6 +185,35 @@ async def test_task_slots_that_nobody_took_and_members_that_left(web: Web, make_
     async with web.client() as http:
         page = (await http.get("/api/v1/clusters/few/tasks")).json()
     assert (page["conditions"], page["host"][1], page["host"][3]) == ("CVLV", -1, -1)
+
+
+async def test_task_slots_of_machines_of_one_name(web: Web, make_client) -> None:
+    for index, (host, boot_id) in enumerate([("pi", "a"), ("pi", ""), ("node", "a"), ("pi", "a")]):
+        client = make_client(index, cluster="few", size=5)
+        process = common_pb2.Process(host=host, boot_id=boot_id, pid=index)
+        await client.coordination.Register(client.registration(process=process))
+    async with web.client() as http:
+        page = (await http.get("/api/v1/clusters/few/tasks")).json()
+        plain = (await http.get("/")).text
+    assert (page["host"], page["hosts"]) == ([0, 1, 2, 0, -1], ["pi", "pi", "node"])
+    assert page["boot_ids"] == ["a", "", "a"]
+    assert page["machines"] == ["pi (boot a)", "pi (boot unknown)", "node"]
+    assert [plain.count(f"<bdi>{one}</bdi>") for one in page["machines"]] == [2, 1, 1]
+
+
+def test_machines_are_labelled_as_briefly_as_tells_them_apart() -> None:
+    machines = [
+        ("a", "0123456789"),
+        ("b", "0123456789"),
+        ("b", "0123456788"),
+        ("b", ""),
+        ("c", "01"),
+        ("c", "0123456789"),
+    ]
+    assert [label_machines(machines)[one] for one in machines] == [
+        "a", "b (boot 0123456789)", "b (boot 0123456788)", "b (boot unknown)", "c (boot 01)",
+        "c (boot 01234567)",
+    ]  # fmt: skip
 
 
 def report(rank: int, *, issued: int, waiting: bool) -> bytes:

@@ -174,6 +174,22 @@ async def test_clusters_that_look_different_are_told(web: Web, monkeypatch: pyte
             assert kinds == ["cluster_formed", "member_joined", "member_joined"]
 
 
+@pytest.mark.parametrize("clusters", [0, 1, 101])
+async def test_a_mark_follows_the_last_of_all_clusters(web: Web, clusters: int) -> None:
+    names = [f"c{number}" for number in range(clusters)]
+    for name in names:
+        await join_all(web.runtime, 1, name)
+    async with web.client() as http, following(http, kind="store_failed") as stream:
+        assert (await stream.block()).event == "hello"
+        told = []
+        while (block := await stream.block()).event == "clusters":
+            assert block.data is not None
+            told += [one["name"] for one in block.data["clusters"]]
+        assert (block.event, block.data, sorted(told)) == ("complete", {}, sorted(names))
+        note(web, "something else")
+        assert (await stream.block()).event == "happened", "the mark comes once"
+
+
 @pytest.mark.parametrize("cursor", ["00000000000000aa-7", "{own}-1"])
 async def test_a_gap_is_told(web: Web, cursor: str) -> None:
     runtime = web.runtime

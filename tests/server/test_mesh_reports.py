@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import pytest
 from tests.server.web_server import join_all, serving_web
 
-from dmesh.v1 import coordination_pb2
+from dmesh.v1 import common_pb2, coordination_pb2
 from dmesh.v1 import progress_pb2 as pb
 from dmesh_server.core.model import Caller, Task
 from dmesh_server.mesh_reports import MOST_DEVICES, MeshReport, OwnerRun, PlaceRun, read_mesh
@@ -246,9 +246,12 @@ async def test_links_between_hosts_are_what_their_members_measured(make_client, 
     async with serving_web(served.runtime, tmp_path) as web, web.client() as http:
         answer = (await http.get("/api/v1/clusters/c/topology")).json()
     assert answer["links"] == [
-        {"hosts": ["host0", "host1"], "round_trip_us": 40, "bytes_per_second": 1 << 30, "members": 2},
-        {"hosts": ["host0", "host2"], "round_trip_us": 90, "bytes_per_second": 0, "members": 1},
-    ]
+        {
+            "hosts": ["host0", other], "machines": ["host0", other], "boot_ids": ["", ""],
+            "round_trip_us": trip, "bytes_per_second": rate, "members": members,
+        }
+        for other, trip, rate, members in (("host1", 40, 1 << 30, 2), ("host2", 90, 0, 1))
+    ]  # fmt: skip
     assert [host["numa_nodes"] for host in answer["hosts"]] == [{"0": 1, "1": 1}, {"0": 1, "1": 1}, {}]
 
 
@@ -265,3 +268,35 @@ async def test_a_host_has_no_more_numa_nodes_than_one_report_may_name(served, tm
     assert host["members"] == 4
     assert len(host["numa_nodes"]) == 64
     assert "-1" not in host["numa_nodes"]
+
+
+async def test_machines_of_one_name_are_told_apart_in_links_and_hosts(make_client, served, tmp_path) -> None:
+    kernels = ("3f2a9c1e-0001", "3f2a9c1e-0002", "3f2a9c1e-0001", "b81d2f00-0003")
+    for index, boot_id in enumerate(kernels):
+        client = make_client(index, cluster="c", size=4)
+        process = common_pb2.Process(host="pi", boot_id=boot_id, pid=index)
+        await client.coordination.Register(client.registration(process=process))
+        stream = await client.attach()
+        report = pb.ProgressReport(
+            links=[pb.Link(rank=1, round_trip_us=50 + index)] if index != 1 else [],
+            numa_nodes=range(100 * index, 100 * index + 64),
+        )
+        await stream.send(heartbeat=coordination_pb2.Heartbeat(sequence=1, report=report))
+        await stream.read_kind("heartbeat_ack")
+    async with serving_web(served.runtime, tmp_path) as web, web.client() as http:
+        answer = (await http.get("/api/v1/clusters/c/topology")).json()
+        [first, *_] = (await http.get("/api/v1/clusters/c/members")).json()["members"]
+    labels = [f"pi (boot {boot_id[:13]})" for boot_id in sorted(set(kernels))]
+    assert [host["machine"] for host in answer["hosts"]] == labels
+    assert [(link["machines"], link["round_trip_us"], link["members"]) for link in answer["links"]] == [
+        ([labels[0], labels[1]], 50, 2),
+        ([labels[1], labels[2]], 53, 1),
+    ]
+    assert [link["boot_ids"] for link in answer["links"]] == [
+        ["3f2a9c1e-0001", "3f2a9c1e-0002"],
+        ["3f2a9c1e-0002", "b81d2f00-0003"],
+    ]
+    # The first machine's two members named 128 nodes.
+    counted = [(len(host["numa_nodes"]), host["numa_nodes_total"]) for host in answer["hosts"]]
+    assert counted == [(64, 128), (64, 64), (64, 64)]
+    assert first["boot_id"] == "3f2a9c1e-0001"

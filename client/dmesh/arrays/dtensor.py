@@ -155,6 +155,18 @@ class DTensor(Operators):
     def _repr_html_(self) -> str:
         return HOOKS["html"](self)  # type: ignore[no-any-return]
 
+    def __copy__(self) -> DTensor:
+        return self.copy()
+
+    def __deepcopy__(self, memo: object) -> DTensor:
+        return self.copy()
+
+    def __reduce__(self) -> NoReturn:
+        raise UnshardableError(
+            "a sharded array cannot be pickled, because this process has only this client's blocks: send "
+            "x.full(), or save it with dmesh.checkpoint.save"
+        )
+
     # Elements -----------------------------------------------------------------------------------------------
 
     @property

@@ -68,13 +68,16 @@ def check_gather(operation: str, source: Spec, target: Spec) -> None:
     policy = _policy.get()
     if policy == "allow" or not is_larger(source, target):
         return
-    specs = target.layout.sharding_specs
+    advice = (
+        "x.full() for the whole array"
+        if operation == "np.asarray"
+        else f"dmesh.relayout(x, dmesh.Layout({target.layout.sharding_specs}, mesh)) first"
+    )
     name = ledger.current_operation(operation)
     message = (
         f"{name} needs {source.describe()} as {target.describe()}: {target.largest:,} bytes on each device, "
-        f"where the layout says {source.complete().largest:,}. Call dmesh.relayout(x, "
-        f"dmesh.Layout({specs}, mesh)) "
-        'first, or allow it with dmesh.implicit_gather("allow")'
+        f"where the layout says {source.complete().largest:,}. Call {advice}, or allow it with "
+        'dmesh.implicit_gather("allow")'
     )
     if policy == "forbid":
         raise ImplicitGatherError(message)

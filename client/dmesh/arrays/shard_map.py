@@ -189,13 +189,17 @@ def _run(fn: Callable[..., Any], grid: Grid, arguments: Sequence[tuple[Any, ...]
 def _assemble(grid: Grid, blocks: list[Array], layout: Layout) -> DTensor:
     """Return the array made of the devices' results; exchange the blocks' lengths to find its shape."""
     ndim, dtype = layout.rank, blocks[0].dtype
-    wrong = next((block for block in blocks if block.ndim != ndim or block.dtype != dtype), None)
-    if wrong is not None:
-        raise LayoutError(
-            f"a result of shard_map is {wrong.dtype}{list(wrong.shape)}, but its layout is for {ndim} "
-            "dimensions and "
-            f"another device's is {dtype}{list(blocks[0].shape)}"
-        )
+    for block in blocks:
+        if block.ndim != ndim:
+            raise LayoutError(
+                f"a result of shard_map is {block.dtype}{list(block.shape)}, of {block.ndim} dimensions; its "
+                f"layout is for {ndim}"
+            )
+        if block.dtype != dtype:
+            raise LayoutError(
+                f"a result of shard_map is {block.dtype}{list(block.shape)} on one device and "
+                f"{dtype}{list(blocks[0].shape)} on another"
+            )
     lengths = np.full((grid.mesh.size, max(ndim, 1)), -1, np.int64)
     for position, block in zip(grid.positions, blocks, strict=True):
         lengths[position, :ndim] = block.shape

@@ -34,6 +34,13 @@ _UFUNCS: dict[Any, str] = {
     np.logical_and: "all", np.bitwise_and: "bitwise_and", np.bitwise_or: "bitwise_or",
     np.bitwise_xor: "bitwise_xor",
 }  # fmt: skip
+_OF_ONE_ARRAY: tuple[tuple[Any, str], ...] = (
+    *((function, function.__name__) for function in (sum, min, max, any, all)),
+    (np.sum, "sum"), (np.prod, "prod"), (np.min, "min"), (np.max, "max"), (np.mean, "mean"),
+    (np.any, "any"), (np.all, "all"),
+)  # fmt: skip
+"""Functions that reduce one array, and the reduction that their caller means: of two, `sum` adds the elements
+of one to the other."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,11 @@ class Op:
         if not callable(self.function):
             raise CollectiveTypeError(
                 f"an operation needs a function of two arrays, not {describe_type(self.function)}"
+            )
+        meant = next((name for function, name in _OF_ONE_ARRAY if function is self.function), None)
+        if meant is not None:
+            raise CollectiveTypeError(
+                f'{meant} is no function of two arrays, but of all elements of one: pass "{meant}"'
             )
         name = self.name or getattr(self.function, "__name__", "")
         if not isinstance(name, str) or not name.isprintable() or name in ("", "<lambda>"):

@@ -98,7 +98,8 @@ def current() -> Context:
     if state is None:
         refuse_forked_child()
         raise NotInitializedError(
-            "dmesh is not initialized in this process: call dmesh.initialize_accelerator_system() first"
+            "dmesh is not initialized in this process: put the call into a `with dmesh.session():` block, or "
+            "call dmesh.initialize_accelerator_system() first"
         )
     return state
 

@@ -113,6 +113,7 @@ class TaskView:
 
     task: Task
     host: str
+    boot_id: str
     pid: int
     devices: tuple[Device, ...]
 
@@ -235,7 +236,8 @@ class ClusterViews:
         The result stays valid until `version` changes.
         """
         for slot in self._of(name).roster.in_order():
-            yield TaskView(slot.task, slot.process.host, slot.process.pid, slot.devices)
+            process = slot.process
+            yield TaskView(slot.task, process.host, process.boot_id, process.pid, slot.devices)
 
     def standing(self, name: str) -> Standing:
         """Return how the holders of these task slots are now, in the same order."""

@@ -6,6 +6,7 @@ What a reader is sent, each a block of lines with an empty one behind it:
 - `id: CURSOR`, `event: happened`: an event, as `GET /api/v1/events` shows it.
 - `event: clusters`: the clusters whose numbers have changed, as `GET /api/v1/clusters` shows them; at most
   once a second. First, all of them.
+- `event: complete`: all clusters have been sent, once; those that the reader knows and was not sent are gone.
 - `event: gap`: events were missed that are not kept any more. Read the state anew.
 - `event: end`: the server ends the stream, and says why. Come back with the last id.
 - `: still here`: a comment, when nothing else was sent for a while.
@@ -57,6 +58,7 @@ class Reader:
         """
         self.feed = feed
         self._changed: dict[str, Look | None] = {}
+        self._complete = False
         self._news = asyncio.Event()
         feed.send_queue.on_news = self._news.set
 
@@ -79,7 +81,7 @@ class Reader:
         return True
 
     def take(self, incarnation: int) -> bytes:
-        """Return all that is to be sent, and forget it."""
+        """Return all that is to be sent, and forget it; the first time, with the mark behind all clusters."""
         blocks = [_happened(entry, incarnation) for entry in self.feed.send_queue.take_all()]
         while self._changed:
             names = list(self._changed)[:_MOST_CLUSTERS]
@@ -87,6 +89,9 @@ class Reader:
             shown = b",".join(one.encode() for one in some.values() if one is not None)
             gone = json.dumps([name for name, one in some.items() if one is None], separators=(",", ":"))
             blocks.append(b'event: clusters\ndata: {"clusters":[%b],"gone":%b}\n\n' % (shown, gone.encode()))
+        if not self._complete:
+            self._complete = True
+            blocks.append(_block("complete", {}))
         return b"".join(blocks)
 
 

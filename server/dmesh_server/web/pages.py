@@ -14,6 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from dmesh_server.core.errors import CoreError
 from dmesh_server.core.model import Member
 from dmesh_server.core.views import CONDITIONS, BarrierView, ClusterViews, Summary, condition_of
+from dmesh_server.web.machines import Machine, label_machines
 from dmesh_server.web.pacer import Steps
 
 MOST_CLUSTERS = 10
@@ -45,11 +46,18 @@ class ClusterSection:
     summary: Summary
     barriers: list[BarrierView]
     members: list[Member]
+    machines: dict[Machine, str]
+    """Labels of the cluster's machines."""
 
     @property
     def member_count(self) -> int:
         """Number of its members, listed or not."""
         return sum(self.summary.members.values())
+
+    def machine_of(self, member: Member) -> str:
+        """Return the label of a member's machine."""
+        process = member.process
+        return self.machines.get((process.host, process.boot_id), process.host)
 
 
 def visible(text: str) -> str:
@@ -139,7 +147,8 @@ async def _section(views: ClusterViews, name: str, steps: Steps) -> ClusterSecti
             break
         barriers += found
         await steps.pause()
-    section = ClusterSection(views.summary(name), barriers, _members(views, name))
+    machines = label_machines((slot.host, slot.boot_id) for slot in views.slots(name))
+    section = ClusterSection(views.summary(name), barriers, _members(views, name), machines)
     await steps.pause()
     return section
 

@@ -391,6 +391,10 @@ def test_names_of_an_indexed_job_need_no_api(monkeypatch):
 def test_what_a_pods_environment_asks_for(kubernetes, in_pod, monkeypatch):
     in_pod("train-1", namespace="prod")
     assert detected() is None, "a pod like any other"
+    monkeypatch.setenv("DMESH_KUBERNETES_SIZE", "2")
+    with pytest.raises(ConfigurationError, match=r"SIZE is '2', but neither .*SELECTOR nor .*SERVICE is set"):
+        detected()
+    monkeypatch.setenv("DMESH_KUBERNETES_SIZE", "")
     monkeypatch.setenv("DMESH_KUBERNETES_SELECTOR", "job-name=train")
     with pytest.raises(ConfigurationError, match="DMESH_KUBERNETES_SIZE is ''"):
         detected()

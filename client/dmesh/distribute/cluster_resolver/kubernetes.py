@@ -265,9 +265,15 @@ def detected() -> ClusterResolver | None:
     environ = context.environment()
     selector = environ.get("DMESH_KUBERNETES_SELECTOR", "").strip()
     service = environ.get("DMESH_KUBERNETES_SERVICE", "").strip()
-    if not selector and not service:
-        return None
     size = environ.get("DMESH_KUBERNETES_SIZE", "").strip()
+    if not selector and not service:
+        if size in ("", "1"):
+            return None
+        raise ConfigurationError(
+            f"DMESH_KUBERNETES_SIZE is {shown(size)}, but neither DMESH_KUBERNETES_SELECTOR nor "
+            "DMESH_KUBERNETES_SERVICE is set: set one of them, the label selector of the clients' pods or "
+            "the name of their headless service"
+        )
     if not (size.isascii() and size.isdecimal() and len(size) <= 5) or not 1 <= int(size) <= MOST_PODS:
         raise ConfigurationError(
             f"DMESH_KUBERNETES_SIZE is {shown(size)}; expected the number of pods, which is the number of "

@@ -268,7 +268,7 @@ class KubernetesApi:
                 "Set KUBECONFIG to a file that names a cluster and a user"
                 if self._location is ExecutableLocation.OFF_CLUSTER
                 else "Run it in a pod with a service account; elsewhere pass "
-                "executable_location=ExecutableLocation.OFF_CLUSTER to use a kubeconfig file"
+                "executable_location=KubernetesExecutableLocation.OFF_CLUSTER to use a kubeconfig file"
             )
             raise ResolverError(
                 f"no access to the Kubernetes API: {str(error).rstrip('.')}. {advice}"

@@ -31,6 +31,7 @@ class MissingView(BaseModel):
     task: str = Field(description="the task slot")
     condition: str = Field(description="condition of its holder; VACANT for a vacant slot")
     host: str = Field(description="host of its holder")
+    boot_id: str = Field(description="identity of the host's running kernel; empty if unknown")
     pid: int = Field(description="process id there")
     last_seen_age: float | None = Field(
         description="seconds since its last sign of life; null if there was none"
@@ -48,8 +49,9 @@ class BarrierRow(BaseModel):
                     "name": "step", "instance": 41, "participants": 8, "arrived": 7, "missing_count": 1,
                     "missing": [
                         {
-                            "task": "/job:worker/task:2", "condition": "STUCK", "host": "node7", "pid": 4711,
-                            "last_seen_age": 0.4, "reason": "7 members have waited for it for 61.2 s",
+                            "task": "/job:worker/task:2", "condition": "STUCK", "host": "node7",
+                            "boot_id": "3f2a9c1e", "pid": 4711, "last_seen_age": 0.4,
+                            "reason": "7 members have waited for it for 61.2 s",
                         }
                     ],
                     "age": 61.4, "latest_arrival_age": 61.2, "remaining": None,
@@ -145,6 +147,7 @@ def _view_missing(member: Member, now: float) -> MissingView:
         task=str(member.task),
         condition="VACANT" if vacant else condition_of(member),
         host=member.process.host,
+        boot_id=member.process.boot_id,
         pid=member.process.pid,
         last_seen_age=None if vacant else age(now, member.last_seen_at),
         reason=member.reason,

@@ -48,7 +48,10 @@ class EventView(BaseModel):
                     "severity": "error", "cluster": "train", "task": "/job:worker/task:2",
                     "message": "/job:worker/task:2 (host node7, pid 4711) was lost: its connection closed "
                     "without a goodbye",
-                    "details": {"host": "node7", "pid": 4711, "incarnation": "00000000000000ff", "epoch": 9},
+                    "details": {
+                        "host": "node7", "boot_id": "3f2a9c1e", "pid": 4711,
+                        "incarnation": "00000000000000ff", "epoch": 9,
+                    },
                 }
             ]
         }
@@ -178,6 +181,7 @@ def _member(event: MemberJoined | MemberDeparted | LivenessReported) -> Details:
     member, details = event.member, Details()
     details |= {
         "host": member.process.host,
+        "boot_id": member.process.boot_id,
         "pid": member.process.pid,
         "incarnation": hexadecimal(member.incarnation),
     }

@@ -38,8 +38,8 @@ _EXAMPLE: JsonDict = {
     "task": "/job:worker/task:2", "job": "worker", "index": 2, "incarnation": "00000000000000ff",
     "condition": "LOST", "state": "LOST", "liveness": "LIVE",
     "reason": "its connection closed without a goodbye", "cause": "PROCESS_GONE", "code": 0,
-    "host": "node7", "pid": 4711, "program": "train.py", "dmesh_version": "0.1.0", "devices": {"CPU": 8},
-    "last_seen_age": 4.2, "registered_age": 310.5,
+    "host": "node7", "boot_id": "3f2a9c1e", "pid": 4711, "program": "train.py",
+    "dmesh_version": "0.1.0", "devices": {"CPU": 8}, "last_seen_age": 4.2, "registered_age": 310.5,
 }  # fmt: skip
 
 
@@ -66,6 +66,9 @@ class MemberRow(BaseModel):
     )
     code: int = Field(description="code with which it reported an error of its own; 0 for none")
     host: str = Field(description="host name, as the process sees it")
+    boot_id: str = Field(
+        description="identity of the running kernel, which tells machines of one name apart; empty if unknown"
+    )
     pid: int = Field(description="process id on that host")
     program: str = Field(description="program that runs")
     dmesh_version: str = Field(description="version of the client's distribution")
@@ -97,7 +100,6 @@ class ActivityView(BaseModel):
 class MemberDetail(MemberRow):
     """A member by itself."""
 
-    boot_id: str = Field(description="identity of the running kernel")
     python_version: str = Field(description="version of its interpreter")
     started_at: float = Field(description="Unix time at which the process began, by its clock; 0: unknown")
     device_list: list[DeviceView] = Field(description="its devices")
@@ -149,7 +151,6 @@ def router(runtime: Runtime) -> APIRouter:
         return answer(
             MemberDetail(
                 **row(member, now),
-                boot_id=process.boot_id,
                 python_version=process.python_version,
                 started_at=process.started_at_unix_ms / 1000,
                 device_list=[
@@ -202,6 +203,7 @@ def row(member: Member, now: float) -> dict[str, Any]:
         "cause": member.cause.name,
         "code": member.code,
         "host": process.host,
+        "boot_id": process.boot_id,
         "pid": process.pid,
         "program": process.program,
         "dmesh_version": process.dmesh_version,

@@ -13,6 +13,7 @@ from dmesh_server.core.views import ClusterViews
 from dmesh_server.runtime import Runtime
 from dmesh_server.web.api.answers import ClusterName, answer, refusals
 from dmesh_server.web.api.clusters import JobView
+from dmesh_server.web.machines import Machine, label_machines
 from dmesh_server.web.pacer import Pacer
 
 MOST_SLOTS = 5_000
@@ -38,7 +39,9 @@ class TaskPage(BaseModel):
                     "cluster": "train", "epoch": 9, "lease": 15.0, "heartbeat_interval": 3.0,
                     "jobs": [{"name": "worker", "tasks": 4}], "first": 0, "conditions": "CCXV",
                     "silence": [0.4, 1.2, 4.0, 0.0], "pids": [4711, 4712, 4713, 0], "host": [0, 0, 1, -1],
-                    "hosts": ["node7", "node8"], "devices": {"CPU": [8, 8, 8, 0]}, "next": None, "total": 4,
+                    "hosts": ["node7", "node8"], "boot_ids": ["3f2a9c1e", "b81d2f00"],
+                    "machines": ["node7", "node8"], "devices": {"CPU": [8, 8, 8, 0]},
+                    "next": None, "total": 4,
                 }
             ]
         }
@@ -58,8 +61,13 @@ class TaskPage(BaseModel):
     )
     silence: list[float] = Field(description="seconds since the server last heard of the holder")
     pids: list[int] = Field(description="process ids")
-    host: list[int] = Field(description="index of its host in `hosts`; -1 for a vacant task slot")
-    hosts: list[str] = Field(description="host names")
+    host: list[int] = Field(description="index of its machine in `hosts`; -1 for a vacant task slot")
+    hosts: list[str] = Field(description="host name of each machine; several may have the same")
+    boot_ids: list[str] = Field(description="identity of each machine's running kernel; empty if unknown")
+    machines: list[str] = Field(
+        description="label of each machine: its host name, and the beginning of its boot id where machines "
+        "of the cluster share a name"
+    )
     devices: dict[str, list[int]] = Field(description="number of devices by type")
     next: int | None = Field(description="`after` of the next page; null: this is the last one")
     total: int = Field(description="number on all pages")
@@ -116,7 +124,8 @@ def _draw(views: ClusterViews, cluster: str, begin: int, limit: int) -> _Chart:
     for name, tasks in jobs:
         starts[name], start = start, start + tasks
     letters, pids, host = [LETTERS["VACANT"]] * size, [0] * size, [-1] * size
-    hosts, devices, places = dict[str, int](), dict[str, list[int]](), list[tuple[int, int]]()
+    hosts, devices, places = dict[Machine, int](), dict[str, list[int]](), list[tuple[int, int]]()
+    labels = label_machines((slot.host, slot.boot_id) for slot in views.slots(cluster))
     for number, slot in enumerate(views.slots(cluster)):
         place = starts[slot.task.job] + slot.task.index - begin
         if not 0 <= place < size:
@@ -124,7 +133,7 @@ def _draw(views: ClusterViews, cluster: str, begin: int, limit: int) -> _Chart:
         places.append((number, place))
         letters[place] = LETTERS["CONNECTED"]
         pids[place] = slot.pid
-        host[place] = hosts.setdefault(slot.host, len(hosts))
+        host[place] = hosts.setdefault((slot.host, slot.boot_id), len(hosts))
         for device in slot.devices:
             counts = devices.get(device.type)
             if counts is None:
@@ -141,7 +150,9 @@ def _draw(views: ClusterViews, cluster: str, begin: int, limit: int) -> _Chart:
         silence=[0.0] * size,
         pids=pids,
         host=host,
-        hosts=list(hosts),
+        hosts=[name for name, _ in hosts],
+        boot_ids=[boot_id for _, boot_id in hosts],
+        machines=[labels[machine] for machine in hosts],
         devices=devices,
         next=begin + size if begin + size < total else None,
         total=total,

@@ -18,6 +18,7 @@ from dmesh_server.web.api import meshes
 from dmesh_server.web.api.answers import ClusterName, Limit, encode, encoded, refusals
 from dmesh_server.web.api.reports import all_said
 from dmesh_server.web.api.sharing import Shared, freshness
+from dmesh_server.web.machines import Machine, label_machines
 from dmesh_server.web.pacer import Pacer, Steps
 
 _MOST_TASKS = 256
@@ -29,28 +30,30 @@ _MOST_PLACED = 2 * meshes.MOST_PLACED
 cause."""
 
 
-Machine = tuple[str, str]
-"""Host name and boot id."""
-
-
 class HostView(BaseModel):
     """A machine."""
 
     host: str = Field(description="its name, as the processes see it")
     boot_id: str = Field(description="identity of its running kernel; empty if unknown")
+    machine: str = Field(
+        description="its label: the host name, and the beginning of the boot id where machines share a name"
+    )
     tasks: list[str] = Field(description=f"the members there, at most {_MOST_TASKS} of them")
     members: int = Field(description="number of members")
     devices: dict[str, int] = Field(description="number of devices by type")
     numa_nodes: dict[str, int] = Field(
         description="number of its members that may run on each NUMA node, as far as they reported; at most "
-        f"{_MOST_NODES} nodes"
+        f"{_MOST_NODES} nodes, the first ones"
     )
+    numa_nodes_total: int = Field(description="number of NUMA nodes on which its members may run")
 
 
 class LinkView(BaseModel):
     """Connections between two machines, as their kernels measured them."""
 
-    hosts: tuple[str, str] = Field(description="names of the machines, sorted")
+    hosts: tuple[str, str] = Field(description="host names of the machines, sorted")
+    boot_ids: tuple[str, str] = Field(description="their boot ids, in the same order")
+    machines: tuple[str, str] = Field(description="their labels, in the same order")
     round_trip_us: int = Field(description="shortest smoothed round trip, microseconds")
     bytes_per_second: int = Field(
         description="highest rate at which a member's data was last delivered; 0: nothing was sent"
@@ -106,13 +109,15 @@ class Topology(BaseModel):
                     "cluster": "train",
                     "hosts": [
                         {
-                            "host": "node7", "boot_id": "", "members": 1, "devices": {"CPU": 8},
-                            "tasks": ["/job:worker/task:2"], "numa_nodes": {"0": 1},
+                            "host": "node7", "boot_id": "", "machine": "node7", "members": 1,
+                            "devices": {"CPU": 8}, "tasks": ["/job:worker/task:2"],
+                            "numa_nodes": {"0": 1}, "numa_nodes_total": 1,
                         }
                     ],
                     "links": [
                         {
-                            "hosts": ["node6", "node7"], "round_trip_us": 42,
+                            "hosts": ["node6", "node7"], "boot_ids": ["", ""],
+                            "machines": ["node6", "node7"], "round_trip_us": 42,
                             "bytes_per_second": 1_150_000_000, "members": 2,
                         }
                     ],
@@ -230,26 +235,36 @@ async def _announced(runtime: Runtime, pacer: Pacer, cluster: str) -> tuple[_Ann
         shown = one.mesh.size <= room
         room -= one.mesh.size if shown else 0
         views.append(_view(one, _placement(one, slots) if shown else None))
-    return _Announced(reported, views, members, _links(measured), nodes), freshness(reported)
+    labels = _labels(runtime, cluster)
+    return _Announced(reported, views, members, _links(measured, labels), nodes), freshness(reported)
 
 
-def _links(measured: Mapping[tuple[Machine, Machine], Sequence[pb.Link]]) -> list[LinkView]:
+def _labels(runtime: Runtime, cluster: str) -> dict[Machine, str]:
+    """Return the labels of all machines, those of departed members too: `GET tasks` shows these as well."""
+    return label_machines((slot.host, slot.boot_id) for slot in runtime.views.slots(cluster))
+
+
+def _links(
+    measured: Mapping[tuple[Machine, Machine], Sequence[pb.Link]], labels: Mapping[Machine, str]
+) -> list[LinkView]:
     links = [
         LinkView(
             hosts=(one[0], other[0]),
+            boot_ids=(one[1], other[1]),
+            machines=(labels.get(one, one[0]), labels.get(other, other[0])),
             round_trip_us=min(link.round_trip_us for link in found),
             bytes_per_second=max(link.bytes_per_second for link in found),
             members=len(found),
         )
         for (one, other), found in measured.items()
     ]
-    return sorted(links, key=lambda link: (-link.bytes_per_second, link.hosts))[:_MOST_LINKS]
+    return sorted(links, key=lambda link: (-link.bytes_per_second, link.hosts, link.boot_ids))[:_MOST_LINKS]
 
 
 async def _page(runtime: Runtime, announced: Shared[str, _Announced], asked: _Asked) -> tuple[bytes, float]:
     """Return a page as JSON, and for how long it is good."""
     known = await announced.of(asked.cluster)
-    hosts = runtime.views.hosts(asked.cluster)
+    hosts, labels = runtime.views.hosts(asked.cluster), _labels(runtime, asked.cluster)
     end = asked.after + asked.limit
     page = Topology(
         cluster=asked.cluster,
@@ -257,15 +272,15 @@ async def _page(runtime: Runtime, announced: Shared[str, _Announced], asked: _As
             HostView(
                 host=host.name,
                 boot_id=host.boot_id,
+                machine=labels[host.name, host.boot_id],
                 tasks=[str(task) for task in host.tasks[:_MOST_TASKS]],
                 members=len(host.tasks),
                 devices=dict(host.devices),
-                numa_nodes={
-                    str(node): count
-                    for node, count in sorted(known.nodes.get((host.name, host.boot_id), Counter()).items())
-                },
+                numa_nodes={str(node): count for node, count in sorted(nodes.items())[:_MOST_NODES]},
+                numa_nodes_total=len(nodes),
             )
             for host in hosts[asked.after : end]
+            for nodes in (known.nodes.get((host.name, host.boot_id), Counter()),)
         ],
         next=end if end < len(hosts) else None,
         total=len(hosts),

@@ -20,11 +20,12 @@ export function cancelBarrier(model, barrier) {
   });
 }
 
-/** @param {string} cluster @param {any} member */
-export function evictMember(cluster, member) {
+/** @param {Model} model @param {any} member */
+export function evictMember(model, member) {
+  const { cluster } = model;
   return ask({
     title: `Evict ${visible(member.task, 80)}?`,
-    text: `Its process (host ${visible(member.host, 60)}, pid ${member.pid}) is told to end, and may not act for its task any more. The others learn of it as of any failure.`,
+    text: `Its process (host ${visible(model.machineOf(member))}, pid ${member.pid}) is told to end, and may not act for its task any more. The others learn of it as of any failure.`,
     verb: "Evict the member",
     reason: true,
     run: (reason) => change("DELETE", inCluster(cluster, "members", member.job, member.index), { incarnation: member.incarnation, reason }, token),

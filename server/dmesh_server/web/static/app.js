@@ -37,6 +37,7 @@ const open = () => (placeNow().view in ALL ? placeNow().view : "overview");
 const reading = new Reading(model, () => [...new Set([...ALL[open()].needs, "why", "tasks", "server"])], () => stream.open());
 const stream = new Stream({
   clusters: (told) => model.setClusters(told.clusters, told.gone),
+  complete: () => model.complete(),
   happened: (event) => {
     model.note([event]);
     if (event.cluster === model.cluster) reading.soon();

@@ -42,7 +42,7 @@ function describe(model, member) {
   const facts = vacant
     ? []
     : [
-        ["host", name(member.host || "unknown")],
+        ["host", name(model.machineOf(member) || "unknown")],
         ["process", `pid ${member.pid}, incarnation ${member.incarnation}`],
         ["program", name(member.program || "unknown")],
         ["versions", name(`dmesh ${member.dmesh_version || "?"}, Python ${member.python_version || "?"}`)],
@@ -68,7 +68,7 @@ function describe(model, member) {
     parts.push(el("ol", { class: "stack" }, ...member.activity.stack.map((frame) => el("li", {}, name(frame)))));
   }
   if (!vacant && !["LEFT", "LOST", "FAILED"].includes(member.condition)) {
-    parts.push(el("p", { class: "buttons" }, el("button", { class: "quiet", onclick: () => evictMember(model.cluster, member) }, "Evict this member …")));
+    parts.push(el("p", { class: "buttons" }, el("button", { class: "quiet", onclick: () => evictMember(model, member) }, "Evict this member …")));
   }
   return parts;
 }

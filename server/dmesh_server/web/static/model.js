@@ -7,7 +7,6 @@ import { Heartbeats } from "./heartbeats.js";
 /** @typedef {"connecting"|"live"|"lost"|"logged-out"} Connection */
 
 const MOST_EVENTS = 1000;
-const TOLD_WITHIN = 1000;
 
 export class Model extends EventTarget {
   constructor() {
@@ -66,6 +65,15 @@ export class Model extends EventTarget {
     return this.read.tasks ? this.blames.get(placeOf(this.read.tasks, task)) ?? "" : "";
   }
 
+  /**
+   * Returns the label of the machine of a task; its host name if the task is not among the slots that were read.
+   * @param {{task: string, host: string}} member
+   */
+  machineOf({ task, host }) {
+    const slots = this.read.tasks;
+    return (slots && machineAt(slots, placeOf(slots, task))) ?? host;
+  }
+
   /** Tells whoever shows it that something is new. */
   changed() {
     this.dispatchEvent(new Event("change"));
@@ -92,10 +100,15 @@ export class Model extends EventTarget {
     this.changed();
   }
 
-  /** A stream was opened: it tells of all clusters first, in a moment. */
+  /** A stream was opened: it tells of all clusters first. */
   opened() {
     this.untold = new Set(this.clusters.keys());
-    window.setTimeout(() => this.setClusters([], [...this.untold]), TOLD_WITHIN);
+  }
+
+  /** The stream has told of all clusters: those that it left out are gone. */
+  complete() {
+    this.setClusters([], [...this.untold]);
+    this.untold.clear();
   }
 
   /** Of several, one in which something goes on. */
@@ -187,6 +200,16 @@ export function placeOf(slots, task) {
     start += job.tasks;
   }
   return -1;
+}
+
+/**
+ * Returns the label of the machine of a task slot's holder; undefined for a vacant slot.
+ * @param {any} slots
+ * @param {number} place
+ * @returns {string|undefined}
+ */
+export function machineAt(slots, place) {
+  return slots.machines[slots.host[place]];
 }
 
 /**

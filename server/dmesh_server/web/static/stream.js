@@ -4,7 +4,7 @@ const PAUSE = 2000;
 
 export class Stream {
   /**
-   * @param {{clusters: (told: any) => void, happened: (event: any) => void, gap: () => void, state: (state: "live"|"lost") => void}} tell
+   * @param {{clusters: (told: any) => void, complete: () => void, happened: (event: any) => void, gap: () => void, state: (state: "live"|"lost") => void}} tell
    */
   constructor(tell) {
     this.tell = tell;
@@ -22,6 +22,7 @@ export class Stream {
     this.source = source;
     source.addEventListener("hello", () => this.tell.state("live"));
     source.addEventListener("clusters", (event) => this.tell.clusters(JSON.parse(event.data)));
+    source.addEventListener("complete", () => this.tell.complete());
     source.addEventListener("happened", (event) => {
       this.cursor = event.lastEventId;
       this.tell.happened(JSON.parse(event.data));

@@ -80,7 +80,7 @@ function makeMissing(model, first) {
     /** @param {any} one */
     update(one) {
       setChip(state, one.condition, model.blameOf(one.task));
-      const seen = one.last_seen_age === null ? "never registered" : `host ${visible(one.host, 60)}, pid ${one.pid}, last seen ${span(one.last_seen_age)} ago`;
+      const seen = one.last_seen_age === null ? "never registered" : `host ${visible(model.machineOf(one))}, pid ${one.pid}, last seen ${span(one.last_seen_age)} ago`;
       say(facts, seen);
       say(why, visible(one.reason, 300));
     },

@@ -4,7 +4,7 @@ import { colour, sheet } from "../canvas.js";
 import { el, reconcile, say, visible } from "../dom.js";
 import { counted, number, span } from "../format.js";
 import { ABSENT, LOOKS } from "../heartbeats.js";
-import { countSlots, taskAt } from "../model.js";
+import { countSlots, machineAt, taskAt } from "../model.js";
 import { goToMember } from "../router.js";
 import { Rows } from "../rows.js";
 import { chip, conditionOf, lookOf, ORDER, setChip } from "../states.js";
@@ -96,7 +96,7 @@ function itemsOf(model) {
       ...slot,
       place,
       condition: conditionOf(slots.conditions[place]),
-      host: slots.hosts[slots.host[place]] ?? "",
+      host: machineAt(slots, place) ?? "",
       pid: slots.pids[place],
       silence: slots.silence[place],
       label: slots.jobs.length > 1 ? `${slot.job} ${slot.index}` : String(slot.index),
@@ -137,9 +137,10 @@ function makeRow(model) {
       node.dataset.tone = item.blame || look.tone !== "ok" ? look.tone : "";
       setChip(state, item.condition, item.blame);
       say(rank, visible(item.label));
-      say(more, vacant ? "" : ` · ${visible(item.host, 40)} · pid ${item.pid}`);
+      say(more, vacant ? "" : ` · ${visible(item.host, 60)} · pid ${item.pid}`);
       task.setAttribute("aria-label", visible(item.task));
       say(host, visible(item.host) || "–");
+      host.title = visible(item.host);
       say(pid, vacant ? "–" : item.pid);
       say(devices, vacant ? "–" : item.devices);
       say(seen, vacant ? "never" : `${span(item.silence)} ago`);

@@ -3,7 +3,7 @@
 import { SlotMap } from "../canvas.js";
 import { card, nothing } from "../card.js";
 import { el, name, reconcile, say, visible } from "../dom.js";
-import { bytes, counted, precisely } from "../format.js";
+import { bytes, counted, number, precisely } from "../format.js";
 import { beside, describePlace, drawGrid, layOut, locate, neighbours } from "../grid.js";
 import { taskAt } from "../model.js";
 import { goToMember } from "../router.js";
@@ -19,6 +19,7 @@ export const needs = ["tasks", "topology"];
 
 const MOST_HOSTS = 48;
 const MOST_LINKS = 64;
+const MOST_NODES = 8;
 
 /** @param {Model} model */
 export function create(model) {
@@ -37,21 +38,18 @@ export function create(model) {
     reconcile(meshes, topology.meshes.length ? topology.meshes : [null], keyOf, (mesh) => (mesh ? makeMesh(model, mesh) : { node: el("section", { class: "card" }, nothing("No program has announced a mesh yet.")), update: () => {} }));
     unknown.hidden = !(topology.meshes_unknown && topology.meshes.length);
     say(unknown, topology.meshes_unknown && topology.meshes.length ? `${counted(topology.meshes_unknown, "member")} announced no mesh; they may have some.` : "");
-    showHosts(slots);
+    showHosts(slots, topology);
     linked.hidden = !topology.links.length;
-    reconcile(links, topology.links.slice(0, MOST_LINKS), (link) => link.hosts.join("|"), makeLink);
+    reconcile(links, topology.links.slice(0, MOST_LINKS), (link) => JSON.stringify([link.hosts, link.boot_ids]), makeLink);
   }
 
-  /** @param {any} slots */
-  function showHosts(slots) {
-    /** @type {Map<number, number[]>} */
-    const places = new Map();
-    slots.host.forEach((/** @type {number} */ host, /** @type {number} */ place) => {
-      if (host >= 0) places.set(host, [...(places.get(host) ?? []), place]);
-    });
-    const found = [...places].map(([host, held]) => ({ host: slots.hosts[host], places: held, worst: worstOf(slots, held) }));
-    found.sort((a, b) => a.worst - b.worst || (a.places[0] ?? 0) - (b.places[0] ?? 0));
-    reconcile(hosts, found.slice(0, MOST_HOSTS), (one) => one.host, (one) => makeHost(model, one));
+  /** @param {any} slots @param {any} topology */
+  function showHosts(slots, topology) {
+    const found = membersByHost(slots);
+    found.sort((a, b) => a.worst - b.worst || a.places[0] - b.places[0]);
+    const nodes = new Map(topology.hosts.map((/** @type {any} */ one) => [keyOfMachine(one.host, one.boot_id), one]));
+    for (const one of found.slice(0, MOST_HOSTS)) one.numa = describeNodes(nodes.get(one.key));
+    reconcile(hosts, found.slice(0, MOST_HOSTS), (one) => one.key, (one) => makeHost(model, one));
     const rest = found.slice(MOST_HOSTS);
     say(moreHosts, rest.length ? `and ${counted(rest.length, "more host")}, ${rest.every((one) => one.worst >= ORDER.indexOf("CONNECTED")) ? "all well" : "the worst are above"}` : "");
   }
@@ -77,9 +75,43 @@ function keyOf(mesh) {
   return `${mesh.same ?? 0}|${mesh.name}|${mesh.device_type}|${mesh.axes.map((/** @type {Axis} */ axis) => `${axis.name}=${axis.size}`).join(",")}`;
 }
 
-/** @param {any} slots @param {number[]} places */
-function worstOf(slots, places) {
-  return Math.min(...places.map((place) => ORDER.indexOf(conditionOf(slots.conditions[place]))));
+/** A machine with its members. `worst`: the worst of their conditions, as a place in `ORDER`.
+ * @typedef {{key: string, label: string, places: number[], worst: number, numa: string}} HostMembers */
+
+/**
+ * Groups the task slots that have been taken by machine: a host name may stand for several.
+ * @param {any} slots
+ * @returns {HostMembers[]}
+ */
+export function membersByHost(slots) {
+  /** @type {Map<number, HostMembers>} */
+  const found = new Map();
+  slots.host.forEach((/** @type {number} */ host, /** @type {number} */ place) => {
+    if (host < 0) return;
+    const worst = ORDER.indexOf(conditionOf(slots.conditions[place]));
+    const one = found.get(host);
+    if (!one) {
+      found.set(host, { key: keyOfMachine(slots.hosts[host], slots.boot_ids[host]), label: slots.machines[host], places: [place], worst, numa: "" });
+      return;
+    }
+    one.places.push(place);
+    one.worst = Math.min(one.worst, worst);
+  });
+  return [...found.values()];
+}
+
+/** @param {string} host @param {string} boot */
+function keyOfMachine(host, boot) {
+  return JSON.stringify([host, boot]);
+}
+
+/** @param {any} host as the topology has it; undefined if it is not on the page that was read */
+function describeNodes(host) {
+  const nodes = Object.entries(host?.numa_nodes ?? {});
+  if (nodes.length < 2) return "";
+  const rest = host.numa_nodes_total - Math.min(nodes.length, MOST_NODES);
+  const named = nodes.slice(0, MOST_NODES).map(([node, count]) => `${count} on NUMA node ${node}`);
+  return `; ${named.join(", ")}${rest > 0 ? ` and ${number(rest)} more` : ""}`;
 }
 
 /** @param {Model} model @param {any} mesh */
@@ -124,21 +156,21 @@ function describeCell(model, grid, number) {
   return `${place}${counted(cell.count, "device")}${worst}`;
 }
 
-/** @param {any} first */
-function makeLink(first) {
-  const hosts = el("span", {}, name(first.hosts[0]), " ↔ ", name(first.hosts[1]));
+function makeLink() {
+  const ends = [el("bdi", { class: "name" }), el("bdi", { class: "name" })];
   const said = el("span", { class: "quiet" });
   return {
-    node: el("li", {}, hosts, " ", said),
+    node: el("li", {}, el("span", {}, ends[0], " ↔ ", ends[1]), " ", said),
     /** @param {any} link */
     update(link) {
+      ends.forEach((end, place) => say(end, visible(link.machines[place])));
       const rate = link.bytes_per_second ? `${bytes(link.bytes_per_second)}/s` : "nothing sent yet";
       say(said, `${rate}, round trip ${precisely(link.round_trip_us / 1e6)}`);
     },
   };
 }
 
-/** @param {Model} model @param {{host: string, places: number[], worst: number}} first */
+/** @param {Model} model @param {HostMembers} first */
 function makeHost(model, first) {
   const map = new SlotMap(
     (place) => describeSlot(model, place),
@@ -147,10 +179,11 @@ function makeHost(model, first) {
   map.blameAt = (place) => model.blames.get(place) ?? "";
   const worst = el("span", { class: "sign", "aria-hidden": "true" });
   const what = el("span", { class: "quiet" });
-  const node = el("section", { class: "host" }, el("h3", {}, worst, name(first.host || "unknown host")), what, map.node);
+  const label = el("bdi", { class: "name" });
+  const node = el("section", { class: "host" }, el("h3", {}, worst, label), what, map.node);
   return {
     node,
-    /** @param {{host: string, places: number[], worst: number}} one */
+    /** @param {HostMembers} one */
     update(one) {
       const slots = model.read.tasks;
       const blames = one.places.map((place) => model.blames.get(place) ?? "");
@@ -158,14 +191,13 @@ function makeHost(model, first) {
       worst.className = `sign tone-${look.tone}`;
       say(worst, look.sign);
       const devices = Object.entries(slots.devices).map(([type, counts]) => [type, one.places.reduce((sum, place) => sum + /** @type {number[]} */ (counts)[place], 0)]);
-      const nodes = Object.entries(model.read.topology.hosts.find((/** @type {any} */ host) => host.host === one.host)?.numa_nodes ?? {});
-      const numa = nodes.length > 1 ? `; ${nodes.map(([node, count]) => `${count} on NUMA node ${node}`).join(", ")}` : "";
-      say(what, `${counted(one.places.length, "member")}, ${devices.map(([type, count]) => `${count} ${type}`).join(", ") || "no devices"}${numa}`);
+      say(label, visible(one.label) || "unknown host");
+      say(what, `${counted(one.places.length, "member")}, ${devices.map(([type, count]) => `${count} ${type}`).join(", ") || "no devices"}${one.numa}`);
       const width = map.node.clientWidth || 180;
       const size = Math.max(6, Math.min(24, Math.floor(Math.sqrt((width * 60) / one.places.length))));
       const columns = Math.max(1, Math.floor(width / size));
       const cells = one.places.map((place, number) => ({ x: (number % columns) * size, y: Math.floor(number / columns) * size, place }));
-      map.canvas.setAttribute("aria-label", `members on ${visible(one.host, 60)}`);
+      map.canvas.setAttribute("aria-label", `members on ${visible(one.label)}`);
       map.draw(width, Math.ceil(one.places.length / columns) * size, size, cells, (place) => conditionOf(slots.conditions[place]), undefined, (place) => String(taskAt(slots, place).index));
     },
   };

@@ -7,7 +7,7 @@ import { makeCharts } from "../charts.js";
 import { el, name, reconcile, say, visible } from "../dom.js";
 import { bytes, clock, counted, number, precisely, span } from "../format.js";
 import { linked, makeHero } from "../hero.js";
-import { countMembers, taskAt } from "../model.js";
+import { countMembers, machineAt, taskAt } from "../model.js";
 import { goToMember, linkTo } from "../router.js";
 import { BLAMES, conditionOf, lookOf, ORDER } from "../states.js";
 import { toneOf } from "./events.js";
@@ -208,9 +208,9 @@ function tally(model) {
 /** @param {Model} model @param {number} place */
 export function describeSlot(model, place) {
   const slots = model.read.tasks;
-  const host = slots.hosts[slots.host[place]];
+  const host = machineAt(slots, place);
   const blame = model.blames.get(place);
   const condition = conditionOf(slots.conditions[place]);
-  const where = host === undefined ? "" : `, host ${visible(host, 60)}, pid ${slots.pids[place]}, last seen ${span(slots.silence[place])} ago`;
+  const where = host === undefined ? "" : `, host ${visible(host)}, pid ${slots.pids[place]}, last seen ${span(slots.silence[place])} ago`;
   return `${taskAt(slots, place).task}: ${condition}${blame ? `, ${BLAMES[blame].word}` : ""}${where}`;
 }
