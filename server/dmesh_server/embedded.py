@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import os
 import threading
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dmesh.coordination.channel import prepare_grpc
 from dmesh.security.certificates import IdentityFiles
 from dmesh.security.tokens import TokenSource
 from dmesh_server import event_loop
@@ -78,8 +78,7 @@ class EmbeddedServer:
             logs.error("embedded_server_stuck", address=self.address)
 
     def _begin(self) -> None:
-        # gRPC's own remarks about connections would stand between the lines of the host's program.
-        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+        prepare_grpc()  # for the client of this process, too, which comes later
         self._thread.start()
         self.address = str(self._started.result())
         # An interpreter that ends under a running event loop may crash; leaving first costs nothing.

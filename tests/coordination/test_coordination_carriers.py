@@ -140,12 +140,16 @@ def test_a_connection_that_breaks_costs_no_call_and_repeats_none(limits, carried
             agent.barrier("b")
 
     done = [background(work, agent) for agent in agents]
+
+    def is_over() -> bool:
+        return all(future.done() for future in done)
+
     breaks = 0
-    while not all(future.done() for future in done):
+    while not is_over():
         for agent in agents:
             generation = agent._session.generation
             reset(agent)
-            eventually(lambda a=agent, g=generation: a._session.generation > g or done[0].done())
+            eventually(lambda a=agent, g=generation: a._session.generation > g or is_over())
             breaks += 1
     for future in done:
         future.result(PATIENCE)

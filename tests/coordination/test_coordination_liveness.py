@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import re
 import signal
 
+import grpc
 import pytest
 
 from dmesh.coordination.agent import Agent
+from dmesh.coordination.channel import grpc_variables, prepare_grpc
 from dmesh.coordination.members import Liveness, MemberState
 from dmesh.coordination.retry import Patience
 from dmesh_server.core.model import Limits
@@ -99,3 +102,21 @@ def test_a_blocked_coordinator_is_waited_for(server, join, spawn, background) ->
         blocked_for = int(found[1]) if found else 0
     waiting.result(60)
     assert host.wait() == 0, host.err
+
+
+def test_grpc_that_needs_the_interpreter_to_answer_pings_is_told_to_poll_without_it() -> None:
+    """The tests above pass with these versions only for that: `make oldest` runs them."""
+    polls = {"GRPC_VERBOSITY": "ERROR", "GRPC_CLIENT_CHANNEL_BACKUP_POLL_INTERVAL_MS": "100"}
+    assert grpc_variables("1.68.1") == polls | {"GRPC_EXPERIMENTS": "-event_engine_dns"}
+    both = polls | {"GRPC_EXPERIMENTS": "-event_engine_dns,-event_engine_callback_cq"}
+    assert grpc_variables("1.69.0rc1") == grpc_variables("1.72.2") == both
+    assert grpc_variables("1.73.0") == grpc_variables("2.0.0.dev0") == {"GRPC_VERBOSITY": "ERROR"}
+
+
+def test_what_a_user_has_set_for_grpc_is_kept(monkeypatch) -> None:
+    monkeypatch.setattr(grpc, "__version__", "1.72.0")
+    monkeypatch.setattr(os, "environ", {"GRPC_EXPERIMENTS": "promise_based_http2_client_transport"})
+    prepare_grpc()
+    assert os.environ == grpc_variables("1.72.0") | {
+        "GRPC_EXPERIMENTS": "promise_based_http2_client_transport"
+    }

@@ -48,10 +48,8 @@ PART = (
     "tests/server/test_rpc_coordination.py", "tests/server/test_rpc_key_value.py",
     "tests/server/test_rpc_server.py", "tests/server/test_session_server.py",
     "tests/telemetry/test_carrying.py", "tests/telemetry/test_collective_spans.py", "tests/testing",
-    "--ignore=tests/coordination/test_coordination_carriers.py",
 )  # fmt: skip
-"""Tests of all that meets a dependency: gRPC, protobuf, msgpack, arrays, OpenTelemetry. Not among them yet
-are files in which tests of forked processes and of restarted servers failed with the oldest gRPC."""
+"""Tests of all that meets a dependency: gRPC, protobuf, msgpack, arrays, OpenTelemetry."""
 FRAMEWORKS = ("tensorflow", "jax", "torch", "ray", "distributed")
 """Modules that are imported beside dmesh."""
 BESIDE = """

@@ -1,10 +1,13 @@
-"""Set-up of a gRPC channel to a coordinator, and the time of its last sign of life."""
+"""Set-up of gRPC and of a channel to a coordinator, and the time of its last sign of life."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import TypeAlias
+
+import grpc
 
 from dmesh._locks import Lock
 from dmesh.coordination.retry import DEFAULT_PATIENCE, Patience
@@ -13,6 +16,35 @@ ChannelOptions: TypeAlias = list[tuple[str, int]]
 
 _MIB = 1 << 20
 _FAILING_FOR = 1.0
+_POLL_INTERVAL_MS = 100
+"""Milliseconds between polls of channels by gRPC's own thread; they cost 0.1 % of a processor."""
+
+
+def prepare_grpc() -> None:
+    """Set the variables that gRPC reads when this process uses it first, unless they are set."""
+    for name, value in grpc_variables(grpc.__version__).items():
+        os.environ.setdefault(name, value)
+
+
+def grpc_variables(version: str) -> dict[str, str]:
+    """Return the environment variables that a version of grpcio needs, with their values.
+
+    Before 1.73, the threads that read a client's connections need the interpreter between two reads. While it
+    is held, pings stay unanswered, and the server takes the client for dead. gRPC's timer thread can read the
+    connections, too: by default every 5 s, and in most releases from 1.68 on not at all. It does if two
+    experiments, which those releases switch on although Python cannot use them, are off
+    (grpc/grpc#38290, grpc/grpc#39894).
+    """
+    release = tuple(int(part) for part in version.split(".")[:2])
+    # gRPC's own remarks (a server that says goodbye is one) would stand between the program's lines.
+    variables = {"GRPC_VERBOSITY": "ERROR"}
+    if release < (1, 73):
+        variables["GRPC_CLIENT_CHANNEL_BACKUP_POLL_INTERVAL_MS"] = str(_POLL_INTERVAL_MS)
+        experiments = ["-event_engine_dns"]
+        if release >= (1, 69):  # 1.68 complains that it does not know this one
+            experiments.append("-event_engine_callback_cq")
+        variables["GRPC_EXPERIMENTS"] = ",".join(experiments)
+    return variables
 
 
 def channel_options(patience: Patience = DEFAULT_PATIENCE, *, use_proxy: bool = False) -> ChannelOptions:

@@ -182,10 +182,11 @@ class _AuthorizedChannel(grpc.Channel):
 
     A channel that failed to connect refuses calls at once and connects again in the background. Up to
     grpcio 1.78 nothing but a timer advances that attempt: it takes 8 to 18 s, and up to 1.70 it never ends
-    (grpc/grpc#38290). A new channel's first call waits for the connection, and advances it.
+    unless `channel.prepare_grpc` came in time (grpc/grpc#38290). A new channel's first call waits for the
+    connection, and advances it.
 
-    A channel starts a thread for the first of the calls that are under way. If it can have none, it takes it
-    for started nevertheless: no later call ends, and closing the channel waits for ever.
+    A channel starts a thread for the first of the calls that are under way. If the thread cannot start, the
+    channel counts it as started nevertheless: no later call ends, and closing the channel waits for ever.
     """
 
     def __init__(self, credentials: Credentials, address: str, options: ChannelOptions) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ import grpc
 from google.protobuf.message import Message
 
 from dmesh.coordination import faults
-from dmesh.coordination.channel import Contact, channel_options
+from dmesh.coordination.channel import Contact, channel_options, prepare_grpc
 from dmesh.coordination.credentials import ClientTls, Credentials, name_of
 from dmesh.coordination.faults import CHANNEL_CLOSED, Fault
 from dmesh.coordination.retry import DEFAULT_PATIENCE, Patience
@@ -63,8 +62,7 @@ class Link:
         self.address = address
         self.tracing = tracing
         self.contact = Contact()
-        # gRPC's own remarks (a server that says goodbye is one) would stand between the program's lines.
-        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+        prepare_grpc()
         self._credentials = Credentials.of_environment() if credentials is None else credentials
         self.use_proxy = use_proxy
         self._diagnose_at = 0.0
