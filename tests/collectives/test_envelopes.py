@@ -6,7 +6,7 @@ import ast
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_strategies
 
@@ -32,6 +32,7 @@ def test_structured_dtypes_are_read(given):
     assert parse(describe(TRANSFER, dtype, (2, 3), where="tag=5")[0]) == (dtype, (2, 3), 5)
 
 
+@settings(max_examples=25)
 @given(numpy_strategies.nested_dtypes().filter(lambda dtype: dtype.names and not dtype.hasobject))
 def test_any_structured_dtype_is_read(dtype):
     assert parse(describe(TRANSFER, dtype, ())[0]) == (dtype, (), 0)
