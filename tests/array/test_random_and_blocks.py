@@ -228,3 +228,29 @@ def test_a_result_of_shard_map_that_does_not_fit_its_layout_says_how():
                 dmesh.shard_map(function, in_layouts=layout, out_layouts=layout)(x)
 
     run(World(1, 2, (2,)), program)
+
+
+@pytest.mark.parametrize("dtype", [float, "f4", complex, int, bool])
+def test_blocks_that_differ_where_the_layout_has_copies_are_refused(dtype):
+    def program(mesh):
+        rows, copies = Layout(["x", UNSHARDED], mesh), Layout.replicated(mesh, 1)
+        x = dmesh.copy_to_mesh(np.arange(24).reshape(8, 3).astype(dtype), rows)
+        y = dmesh.copy_to_mesh(np.arange(3).astype(dtype), copies)
+        forgotten = dmesh.shard_map(lambda block: block[0], in_layouts=rows, out_layouts=copies)
+        if dtype is bool:
+            x = x & (dmesh.arange(8, layout=Layout(["x"], mesh)) > 3)[:, None]
+        with pytest.raises(LayoutError, match=r"devices 0 and \d of the mesh returned different blocks"):
+            forgotten(x)
+        summed = dmesh.shard_map(
+            lambda block: dmesh.axes.psum(block.sum(axis=0, dtype=block.dtype), "x"),
+            in_layouts=rows,
+            out_layouts=copies,
+        )
+        same = dmesh.shard_map(
+            lambda block: block * np.nan if block.dtype.kind == "f" else block,
+            in_layouts=copies,
+            out_layouts=copies,
+        )
+        return summed(x).full().shape, same(y).full().shape
+
+    assert run(PAIR, program) == [((3,), (3,))] * 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import threading
+import zlib
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, Literal
@@ -62,7 +63,8 @@ def shard_map(
         The function of sharded arrays.
 
     Raises:
-        LayoutError: An argument or a result does not fit its layout.
+        LayoutError: An argument or a result does not fit its layout, or devices returned different blocks
+            where the layout has copies of one.
         MeshMismatchError: The layouts or arrays are of different meshes.
     """
     if boundary not in ("clip", "wrap"):
@@ -200,11 +202,19 @@ def _assemble(grid: Grid, blocks: list[Array], layout: Layout) -> DTensor:
                 f"a result of shard_map is {block.dtype}{list(block.shape)} on one device and "
                 f"{dtype}{list(blocks[0].shape)} on another"
             )
-    lengths = np.full((grid.mesh.size, max(ndim, 1)), -1, np.int64)
+    # One row for each device: the lengths of its block, and a summary of its elements.
+    rows = np.zeros((grid.mesh.size, ndim + 2), np.int64)
+    used = {grid.names.index(name) for name in layout.sharding_specs if name in grid.names}
+    compared = any(n > 1 for axis, n in enumerate(grid.sizes) if axis not in used)
     for position, block in zip(grid.positions, blocks, strict=True):
-        lengths[position, :ndim] = block.shape
+        rows[position, :ndim] = block.shape
+        if compared:
+            rows[position, ndim:] = _summary(block)
     if len(grid.clients) > 1:
-        lengths = gather_counts(grid.group(), lengths).max(axis=0)
+        rows = gather_counts(grid.group(), rows).sum(axis=0)  # each row is zero but for its client's
+    lengths = rows[:, :ndim]
+    if compared:
+        _check_copies(grid, sorted(used), rows, ndim, dtype)
     names, shape = grid.names, []
     for d, name in enumerate(layout.sharding_specs):
         axis = names.index(name) if name in names else WHOLE
@@ -219,6 +229,42 @@ def _assemble(grid: Grid, blocks: list[Array], layout: Layout) -> DTensor:
     return DTensor(
         spec, tuple(np.ascontiguousarray(blocks[at]).reshape(blocks[at].shape) for at in spec.devices)
     )
+
+
+def _summary(block: Array) -> Array:
+    """Return two numbers that differ for blocks with different elements, as int64.
+
+    Of inexact dtypes: the bits of a weighted sum of the finite elements, and of the sum of their sizes.
+    """
+    if block.dtype.kind not in "fc":
+        return np.array([zlib.crc32(block.tobytes()), 0], np.int64)
+    size = np.abs(block.ravel()).astype(np.float64)
+    size[~np.isfinite(size)] = 0
+    weights = 1.0 + np.arange(block.size) % 7
+    signs = np.where(np.real(block.ravel()) < 0, -1, 1)
+    return np.array([np.dot(size * signs, weights), size.sum()]).view(np.int64)
+
+
+def _check_copies(grid: Grid, used: list[int], rows: Array, ndim: int, dtype: np.dtype[Any]) -> None:
+    """Refuse blocks that differ on devices for which the layout has copies of one block.
+
+    Those of inexact dtypes may differ by rounding, as on machines with different CPUs.
+    """
+    values = rows[:, ndim:].copy()
+    first: dict[tuple[int, ...], int] = {}
+    for position, coords in enumerate(grid.coords):
+        other = first.setdefault(tuple(coords[axis] for axis in used), position)
+        if dtype.kind in "fc":
+            (mine, size), (theirs, _) = values[position].view(np.float64), values[other].view(np.float64)
+            same = abs(mine - theirs) <= 1e-3 * size + np.finfo(np.float64).tiny
+        else:
+            same = bool(values[position, 0] == values[other, 0])
+        if not same and tuple(rows[position, :ndim]) == tuple(rows[other, :ndim]):
+            raise LayoutError(
+                f"devices {other} and {position} of the mesh returned different blocks from a shard_map, but "
+                "its layout replicates them: shard the result along the mesh dimension, or combine it with "
+                "dmesh.axes.psum, all_gather or the like"
+            )
 
 
 def _check_lengths(spec: Spec, lengths: Array) -> None:

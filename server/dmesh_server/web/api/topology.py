@@ -25,6 +25,8 @@ _MOST_TASKS = 256
 _MOST_MESHES = 64
 _MOST_LINKS = 256
 _MOST_NODES = 64
+_NUMBERED_NODES = 1024
+"""Linux numbers at most so many NUMA nodes."""
 _MOST_PLACED = 2 * meshes.MOST_PLACED
 """Most devices that an answer places one by one, over all its meshes: bounds the work that members can
 cause."""
@@ -222,7 +224,7 @@ async def _announced(runtime: Runtime, pacer: Pacer, cluster: str) -> tuple[_Ann
         if here is not None:
             counted = nodes.setdefault(here, Counter())
             for node in set(message.numa_nodes[:_MOST_NODES]):
-                if node >= 0 and (node in counted or len(counted) < _MOST_NODES):
+                if 0 <= node < _NUMBERED_NODES:
                     counted[node] += 1
             for link in message.links[:MOST_LINKS]:
                 there = ranks[link.rank] if 0 <= link.rank < len(ranks) else None
