@@ -118,6 +118,16 @@ def test_local_mode():
     assert dmesh.num_local_devices("CPU") == 2
 
 
+def test_a_variable_that_is_misspelled_is_named(caplog, monkeypatch):
+    monkeypatch.setenv("DMESH_COLLECTIVE_TIMOUT", "5")
+    monkeypatch.setenv("DMESH_COORDINATOR_PORT", "tcp://10.0.0.3:8470")  # by Kubernetes, for a service
+    monkeypatch.setenv("DMESH_JOB_OF_MINE", "1")
+    dmesh.initialize_accelerator_system()
+    [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith("DMESH_COLLECTIVE_TIMOUT is set, but dmesh does not read it")
+    assert warning.endswith("Did you mean DMESH_COLLECTIVE_TIMEOUT?")
+
+
 def test_aliases_are_the_same_function():
     assert dmesh.initialize_multi_client is dmesh.initialize_accelerator_system
     assert dmesh.initialize_tpu_system is dmesh.initialize_accelerator_system

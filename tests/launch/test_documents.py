@@ -9,7 +9,7 @@ import pytest
 from tests.repo.documents import PAGES, ROOT
 
 from dmesh.cli import main
-from dmesh.config.settings import VARIABLES
+from dmesh.config.settings import OTHER_VARIABLES, VARIABLES
 
 
 def test_the_readme_shows_the_first_program_as_it_is() -> None:
@@ -20,6 +20,16 @@ def test_every_variable_is_documented() -> None:
     text = (ROOT / "docs" / "configuration.md").read_text()
     missing = [name for name in VARIABLES.values() if f"| `{name}` |" not in text]
     assert not missing
+
+
+def test_every_variable_that_is_read_is_known() -> None:
+    read = set()
+    for path in [
+        *(ROOT / "client" / "dmesh").rglob("*.py"),
+        *(ROOT / "server" / "dmesh_server").rglob("*.py"),
+    ]:
+        read |= set(re.findall(r"\"(DMESH_[A-Z_]+[A-Z])\"", path.read_text()))
+    assert read <= {*VARIABLES.values(), *OTHER_VARIABLES}
 
 
 def test_every_option_of_run_that_is_documented_exists(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmesh.config.addresses import split_address
-from dmesh.config.settings import VARIABLES, Settings
+from dmesh.config.settings import VARIABLES, Settings, misspelled
 from dmesh.errors import ConfigurationError
 
 TWO = {"DTENSOR_JOBS": "host1:10000,host2:10000"}
@@ -19,6 +19,22 @@ def refused(environ, *parts):
     for part in parts:
         assert part in str(caught.value)
     return str(caught.value)
+
+
+def test_variables_that_are_almost_spelled_like_one_are_found():
+    wrong = {
+        "DMESH_BAKEND": "DMESH_BACKEND",
+        "DTENSOR_JOB": "DTENSOR_JOBS",
+        "DMESH_TLS_SERVERNAME": "DMESH_TLS_SERVER_NAME",
+    }
+    right = [
+        "DMESH_BACKEND",
+        "DMESH_LAUNCHER",
+        "DMESH_BENCH_PEERS",
+        "DMESH_SERVICE_HOST",
+        "DMESH_TOKEN_PORT_8470_TCP_ADDR",
+    ]
+    assert misspelled(dict.fromkeys([*wrong, *right, "PATH"], "1")) == wrong
 
 
 # Good values ------------------------------------------------------------------------------------------------

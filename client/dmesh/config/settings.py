@@ -8,6 +8,7 @@ so that it does not fail because of another variable.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -281,6 +282,31 @@ VARIABLES: Mapping[str, str] = {
     "otel": "DMESH_OTEL",
 }
 """The environment variable of each field of `Settings`."""
+
+OTHER_VARIABLES = tuple(
+    f"DMESH_{name}" for name in (
+        "BUILD_NATIVE", "FAILPOINTS", "KUBERNETES_NAMESPACE", "KUBERNETES_POD", "KUBERNETES_PORT",
+        "KUBERNETES_SELECTOR", "KUBERNETES_SERVICE", "KUBERNETES_SERVICE_ACCOUNT", "KUBERNETES_SIZE",
+        "LAUNCHER", "NUM_CLIENTS", "PORT_BASE", "RESTART_COUNT", "RUN_ID", "SSH", "TRACEBACK",
+    )
+)  # fmt: skip
+"""Variables that are read elsewhere."""
+_FROM_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT\w*)$|_PORT(_\d+_[A-Z]+\w*)?$")
+"""Ends of the variables that Kubernetes sets for a service, whose name may begin with "dmesh"."""
+
+
+def misspelled(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return variables that dmesh does not read, each with the similar one that is probably meant."""
+    known = {*VARIABLES.values(), *OTHER_VARIABLES}
+    found = {}
+    for variable in environ:
+        if variable.startswith(("DMESH_", "DTENSOR_")) and variable not in known:
+            from difflib import get_close_matches  # rarely needed
+
+            close = get_close_matches(variable, known, 1, 0.85)
+            if close and not _FROM_KUBERNETES.search(variable):
+                found[variable] = close[0]
+    return found
 
 
 # Single variables ------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from dmesh.collectives.backends.tcp.local import LocalNetwork
 from dmesh.collectives.communicator import Communicator
 from dmesh.config import launchers
 from dmesh.config.client import FoundVariables
-from dmesh.config.settings import MOST_CPU_DEVICES, Settings, read_backend
+from dmesh.config.settings import MOST_CPU_DEVICES, Settings, misspelled, read_backend
 from dmesh.coordination.agent_source import AgentSource
 from dmesh.coordination.members import Device, Member, Members, MemberState
 from dmesh.coordination.process import this_process
@@ -140,6 +140,9 @@ def initialize_accelerator_system(
         raise DeviceError(f"device_type must be one of {', '.join(DEVICE_TYPES)}, got {device_type!r}")
     device_type = (_default_device_type(tpu) if device_type is None else device_type).upper()
     settings, found, resolver = launchers.load_settings(cluster_resolver, backend)
+    if settings.client_id == 0:
+        for variable, meant in misspelled(context.environment()).items():
+            logger.warning("%s is set, but dmesh does not read it. Did you mean %s?", variable, meant)
     native.core()  # who insists on it hears now that it is missing, not in the first collective
     tpus = _tpu_devices(device_type, tpu, settings)
     logical_devices = _count_devices(device_type, num_logical_cpu_devices, settings, len(tpus))
