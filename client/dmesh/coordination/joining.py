@@ -21,6 +21,8 @@ from dmesh.v1 import common_pb2
 
 _LISTENER_INTERVAL = 0.01
 """Seconds between two looks whether a server of this host listens already."""
+_FIRST_WORD_AFTER = 4.0
+"""Seconds after which a client says that it waits for the coordinator."""
 _LISTENER_WAIT = 2.0
 """Seconds to look, or half of the time-out; then calls find out, with ever longer waits between them."""
 _ENDING_PATIENCE = 20.0
@@ -49,7 +51,8 @@ def register(
     started = time.monotonic()
     deadline = started + timeout
     request_id = secrets.token_hex(16)
-    announcer = Announcer(announce, patience.announce_interval)
+    interval = patience.announce_interval
+    announcer = Announcer(announce, interval, since=started + min(_FIRST_WORD_AFTER - interval, 0.0))
     delays = patience.retry.delays()
     announced = False
     _wait_for_listener(session, started + min(_LISTENER_WAIT, timeout / 2))
