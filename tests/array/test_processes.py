@@ -202,6 +202,8 @@ from dmesh import Layout
 with dmesh.session(num_logical_cpu_devices=2):
     mesh = dmesh.create_distributed_mesh([("x", 2), ("y", 2)])
     x = dmesh.ones((1000, 800), layout=Layout(["x", "y"], mesh))
+    twice = x.T + x.T
+    assert all(block.flags.f_contiguous and (block == 2).all() for block in twice.to_local()), "as NumPy's"
 print(dmesh.relayout(x, Layout(["x", "unsharded"], mesh)).to_local()[0].sum())
 """
 

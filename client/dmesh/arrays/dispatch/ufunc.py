@@ -250,9 +250,8 @@ def still(ufunc: np.ufunc, plan: Plan, inputs: Sequence[Any]) -> tuple[DTensor, 
     first = plan.out[0]
     nbytes = max(first.largest, *(0 if spec is None else spec.largest for spec in plan.operands))
     if len(plan.out) == 1 and first.largest >= RECYCLED:
-        empty = first.grid.empty
         rows = [
-            (*row, empty(shape, first.dtype)) for row, shape in zip(rows, first.local_shapes, strict=True)
+            (*row, _result(first, shape, row)) for row, shape in zip(rows, first.local_shapes, strict=True)
         ]
         return (DTensor(first, tuple(each(ufunc, rows, first.grid, nbytes))),)
     made = each(ufunc, rows, first.grid, nbytes)
@@ -263,6 +262,14 @@ def still(ufunc: np.ufunc, plan: Plan, inputs: Sequence[Any]) -> tuple[DTensor, 
             for spec, column in zip(plan.out, results, strict=True)
         )
     return (DTensor(plan.out[0], tuple(map(np.asarray, made)) if plan.scalar else tuple(made)),)
+
+
+def _result(spec: Spec, shape: tuple[int, ...], operands: Sequence[Any]) -> np.ndarray[Any, Any]:
+    """Return an array for a result, whose elements have the operands' order in memory, as NumPy's have."""
+    arrays = [x for x in operands if isinstance(x, np.ndarray) and x.ndim > 1]
+    if arrays and all(x.flags.f_contiguous and not x.flags.c_contiguous and x.shape == shape for x in arrays):
+        return spec.grid.empty(shape[::-1], spec.dtype).T
+    return spec.grid.empty(shape, spec.dtype)
 
 
 def _call(
