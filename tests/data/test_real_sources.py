@@ -187,7 +187,7 @@ def test_what_is_no_parquet_is_refused(tmp_path, parquet_files):
     with pytest.raises(FileFormatError, match="no column y; the file has n, x, pair, text, image"):
         list(Dataset.from_parquet(parquet_files, ["y"]))
     parquet.write_table(pyarrow.table({"x": [1, None], "s": [{"a": 1}, {"a": 2}]}), tmp_path / "holes")
-    with pytest.raises(FileFormatError, match="column x has 1 empty values"):
+    with pytest.raises(FileFormatError, match="column x has 1 null values"):
         list(Dataset.from_parquet(tmp_path / "holes", ["x"]))
     with pytest.raises(FileFormatError, match="column s is struct<a: int64>, of which no array"):
         list(Dataset.from_parquet(tmp_path / "holes", ["s"]))
