@@ -19,7 +19,12 @@ from tests.processes import running_after
 from dmesh.cli import main
 from dmesh.launcher import LaunchResult, Supervisor
 
-SLEEP = "import signal, sys; print('up', flush=True); signal.pause()"
+SLEEP = """
+    import signal
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python 3.14 may miss one that comes just before pause()
+    print("up", flush=True)
+    signal.pause()
+"""
 
 
 def pids(lines: list[str]) -> list[int]:

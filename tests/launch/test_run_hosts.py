@@ -109,12 +109,10 @@ def test_an_exception_is_shown_once_and_reported_with_its_host(start, script) ->
 def test_signals_reach_the_clients_on_all_hosts(start, script, number: signal.Signals) -> None:
     path = script("""
         import os, signal, sys
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit("term"))
-        try:
-            print(f"pid={os.getpid()} up", flush=True)
-            signal.pause()
-        except KeyboardInterrupt:
-            sys.exit("int")
+        awaited = {signal.SIGTERM, signal.SIGINT}
+        signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+        print(f"pid={os.getpid()} up", flush=True)
+        sys.exit("term" if signal.sigwait(awaited) == signal.SIGTERM else "int")
     """)
     run = start(*TWO_HOSTS, path)
     started = pids(run.expect("up", 4))
