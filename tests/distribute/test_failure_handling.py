@@ -205,9 +205,10 @@ def test_a_watcher_knows_who_will_be_taken_away():
         if dmesh.client_id() == 1:
             dmesh.coordination.agent_source.current_agent().preemption.announce("maintenance")
         assert heard.wait(30.0)
-        dmesh.collectives.barrier()
         if dmesh.client_id() == 1:
+            coordination.key_value_get("waits", timeout=30.0)  # a collective of both could still be under way
             raise Stop
+        coordination.key_value_set("waits", "")
         assert watcher.block_until_worker_exit(30.0)
         return watcher.preemption_message
 
