@@ -319,15 +319,20 @@ def test_a_failed_client_is_started_again_on_its_host(start, script) -> None:
     assert any("rank 3 (host host2, pid " in line and "restarting it (1 of 1)" in line for line in run.err)
 
 
-def test_ctrl_z_stops_the_clients_on_all_hosts_until_they_are_continued(start, script) -> None:
-    run = start(*TWO_HOSTS, "--terminate-grace", "60", script(STOPS))
-    started = pids(run.expect("up", 4))
+def check_stop_and_continuation(run, started: list[int]) -> None:
+    """Suspends a launcher, which stops its four clients, continues it, which continues them, and ends it."""
     suspend(run)
     assert stopped(started)
     run.process.send_signal(signal.SIGCONT)
     run.expect("] continued", 4)
     run.process.send_signal(signal.SIGTERM)
     assert run.wait() == 0, run.err
+
+
+def test_ctrl_z_stops_the_clients_on_all_hosts_until_they_are_continued(start, script) -> None:
+    run = start(*TWO_HOSTS, "--terminate-grace", "60", script(STOPS))
+    started = pids(run.expect("up", 4))
+    check_stop_and_continuation(run, started)
 
 
 PINGS = """
@@ -362,12 +367,7 @@ def test_ctrl_z_while_a_sign_of_life_is_being_sent_stops_the_clients_first(start
     started = pids(run.expect("up", 4))
     (tmp_path / "hold").touch()
     run.expect("pings")
-    suspend(run)
-    assert stopped(started)
-    run.process.send_signal(signal.SIGCONT)
-    run.expect("] continued", 4)
-    run.process.send_signal(signal.SIGTERM)
-    assert run.wait() == 0, run.err
+    check_stop_and_continuation(run, started)
 
 
 CROWDED = """

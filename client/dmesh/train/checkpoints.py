@@ -22,22 +22,21 @@ import os
 import re
 import secrets
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, SupportsInt, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dmesh._files import names_in
 from dmesh.errors import ArgumentTypeError, CheckpointError, RestoreMismatchError
 
-__all__ = ["Checkpoint", "CheckpointManager", "RestoreStatus", "latest_checkpoint"]
+__all__ = ["Checkpoint", "RestoreStatus"]
 
 Array: TypeAlias = NDArray[Any]
-_NUMBERED = re.compile(r"(.+)-(\d{1,18})\.npz")
-_CHECKPOINT_PATH = str | os.PathLike[str]
+NUMBERED = re.compile(r"(.+)-(\d{1,18})\.npz")
+"""Pattern of the name of a numbered checkpoint: its prefix and its number."""
+CheckpointPath: TypeAlias = str | os.PathLike[str]
 
 
 class RestoreStatus:
@@ -143,7 +142,7 @@ class Checkpoint:
                 item.assign(value)
         return list(found)
 
-    def write(self, file_prefix: _CHECKPOINT_PATH, options: object = None) -> str:
+    def write(self, file_prefix: CheckpointPath, options: object = None) -> str:
         """Write the values to a file of exactly that name; an existing file is replaced.
 
         Args:
@@ -159,12 +158,12 @@ class Checkpoint:
         del options
         return write_values(file_prefix, self.values())
 
-    def save(self, file_prefix: _CHECKPOINT_PATH, options: object = None) -> str:
+    def save(self, file_prefix: CheckpointPath, options: object = None) -> str:
         """Write the values to `PREFIX-1.npz`, the next time to `PREFIX-2.npz`, and so on; return the path."""
         self._counter += 1
         return self.write(f"{os.fspath(file_prefix)}-{self._counter}.npz", options)
 
-    def read(self, save_path: _CHECKPOINT_PATH | None, options: object = None) -> RestoreStatus:
+    def read(self, save_path: CheckpointPath | None, options: object = None) -> RestoreStatus:
         """Read the values from a file; None changes nothing.
 
         Returns:
@@ -181,7 +180,7 @@ class Checkpoint:
             restored = self.assign_values(values)
         except CheckpointError as error:
             raise CheckpointError(f"{path} cannot be restored: {error}") from None
-        if numbered := _NUMBERED.fullmatch(Path(path).name):
+        if numbered := NUMBERED.fullmatch(Path(path).name):
             self._counter = int(numbered[2])
         return RestoreStatus(path, restored, sorted(values.keys() - set(restored)))
 
@@ -238,7 +237,7 @@ def _fitting(name: str, item: Any, value: Array) -> Array:
     return value
 
 
-def write_values(path: _CHECKPOINT_PATH, values: Mapping[str, Array]) -> str:
+def write_values(path: CheckpointPath, values: Mapping[str, Array]) -> str:
     """Write arrays to a `.npz` file that is complete or not there; return the path."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -262,7 +261,7 @@ def write_values(path: _CHECKPOINT_PATH, values: Mapping[str, Array]) -> str:
     return str(target)
 
 
-def read_values(path: _CHECKPOINT_PATH) -> dict[str, Array]:
+def read_values(path: CheckpointPath) -> dict[str, Array]:
     """Read the arrays of a file that `write_values` has written.
 
     Raises:
@@ -276,170 +275,3 @@ def read_values(path: _CHECKPOINT_PATH) -> dict[str, Array]:
         raise CheckpointError(f"there is no checkpoint {name!r:.500}") from None
     except (ValueError, TypeError, EOFError, OSError, zipfile.BadZipFile) as error:
         raise CheckpointError(f"the checkpoint {name!r:.500} cannot be read: {error}") from error
-
-
-def latest_checkpoint(checkpoint_dir: _CHECKPOINT_PATH) -> str | None:
-    """Return the path of the checkpoint with the highest number in a directory; None if there is none."""
-    found = _numbered(Path(checkpoint_dir), None)
-    return found[-1][1] if found else None
-
-
-def _numbered(directory: Path, wanted: str | None) -> list[tuple[int, str]]:
-    """Return the numbers and paths of the checkpoints in a directory, in the order of their numbers."""
-    found = map(_NUMBERED.fullmatch, names_in(directory))
-    matches = [match for match in found if match and not match[0].startswith(".")]
-    return sorted(
-        (int(match[2]), str(directory / match[0])) for match in matches if wanted in (None, match[1])
-    )
-
-
-class CheckpointManager:
-    """Numbered checkpoints in a directory, of which the latest ones are kept.
-
-    Args:
-        checkpoint: What is saved.
-        directory: Directory of the files, which is created if it is missing.
-        max_to_keep: Number of checkpoints to keep; None for all.
-        keep_checkpoint_every_n_hours: If given, the oldest of the others is kept, too, and each that is so
-            many hours younger than the last one that was kept.
-        checkpoint_name: First part of the files' names.
-        step_counter: Number of the program's steps, such as a variable.
-        checkpoint_interval: Number of steps between checkpoints; None to save whenever `save` is called.
-        init_fn: Called by `restore_or_initialize` if there is no checkpoint.
-        last_checkpoint_step: The step from which the first interval counts; None to save at once.
-
-    Raises:
-        ArgumentTypeError: `checkpoint` is no `Checkpoint`.
-        CheckpointError: `max_to_keep` is less than 1, the name has a slash, or an interval has no counter.
-    """
-
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        directory: _CHECKPOINT_PATH,
-        max_to_keep: int | None,
-        keep_checkpoint_every_n_hours: float | None = None,
-        checkpoint_name: str = "ckpt",
-        step_counter: SupportsInt | None = None,
-        checkpoint_interval: int | None = None,
-        init_fn: Callable[[], object] | None = None,
-        last_checkpoint_step: int | None = None,
-    ) -> None:
-        if not isinstance(checkpoint, Checkpoint):
-            raise ArgumentTypeError(
-                f"checkpoint must be a dmesh.train.Checkpoint, got {type(checkpoint).__name__}"
-            )
-        if max_to_keep is not None and max_to_keep < 1:
-            raise CheckpointError(f"max_to_keep must be at least 1, or None for all; got {max_to_keep!r}")
-        if not checkpoint_name or "/" in checkpoint_name or checkpoint_name.startswith("."):
-            raise CheckpointError(
-                f"checkpoint_name must be the beginning of a file's name, got {checkpoint_name!r:.80}"
-            )
-        if checkpoint_interval is not None and step_counter is None:
-            raise CheckpointError("checkpoint_interval needs step_counter, which says how many steps passed")
-        self._checkpoint = checkpoint
-        self._directory = Path(directory)
-        self._max_to_keep = max_to_keep
-        self._hours = keep_checkpoint_every_n_hours
-        self._name = checkpoint_name
-        self._step_counter = step_counter
-        self._interval = checkpoint_interval
-        self._init_fn = init_fn
-        self._set_due(last_checkpoint_step)
-
-    @property
-    def checkpoint(self) -> Checkpoint:
-        """The saved object."""
-        return self._checkpoint
-
-    @property
-    def directory(self) -> str:
-        """Where."""
-        return str(self._directory)
-
-    @property
-    def checkpoint_interval(self) -> int | None:
-        """Number of steps between checkpoints."""
-        return self._interval
-
-    @property
-    def checkpoints(self) -> list[str]:
-        """Paths of the checkpoints that are there, oldest first."""
-        return [path for _, path in _numbered(self._directory, self._name)]
-
-    @property
-    def latest_checkpoint(self) -> str | None:
-        """Path of the latest one; None if there is none."""
-        return next(reversed(self.checkpoints), None)
-
-    def save(
-        self,
-        checkpoint_number: SupportsInt | None = None,
-        check_interval: bool = True,
-        options: object = None,
-    ) -> str | None:
-        """Write a checkpoint, and delete those that are not to be kept.
-
-        Args:
-            checkpoint_number: Its number; None for the one after the latest.
-            check_interval: False to write it even if fewer steps than `checkpoint_interval` have passed.
-            options: Without effect: for programs written for TensorFlow.
-
-        Returns:
-            Its path; None if too few steps have passed.
-        """
-        del options
-        step = self._step()
-        if check_interval and step is not None and step < self._due:
-            return None
-        path = self.save_values(self._checkpoint.values(), checkpoint_number)
-        self._set_due(step)
-        return path
-
-    def _step(self) -> int | None:
-        return None if self._step_counter is None else int(self._step_counter)
-
-    def _set_due(self, last: int | None) -> None:
-        """Set the step at which the next checkpoint is due, after that of the last one."""
-        if last is None or self._interval is None:
-            self._due = float("-inf")
-        else:
-            self._due = last + self._interval
-
-    def save_values(self, values: Mapping[str, Array], checkpoint_number: SupportsInt | None = None) -> str:
-        """Write values that `Checkpoint.values` has returned; see `save`."""
-        there = _numbered(self._directory, self._name)
-        number = (there[-1][0] if there else 0) + 1 if checkpoint_number is None else int(checkpoint_number)
-        path = write_values(self._directory / f"{self._name}-{number}.npz", values)
-        if self._max_to_keep is not None:
-            self._delete_old(self.checkpoints[: -self._max_to_keep], path)
-        return path
-
-    def _delete_old(self, paths: Sequence[str], new: str) -> None:
-        kept = float("-inf")  # when the last one was written that is kept
-        for path in paths:
-            if path == new:
-                continue
-            with suppress(FileNotFoundError):
-                written = os.path.getmtime(path)
-                if self._hours is not None and written >= kept + 3600 * self._hours:
-                    kept = written
-                else:
-                    os.unlink(path)
-
-    def restore_or_initialize(self) -> str | None:
-        """Restore the latest checkpoint; call `init_fn` if there is none.
-
-        Returns:
-            Its path; None if there is none.
-
-        Raises:
-            CheckpointError: It is damaged, or does not fit.
-        """
-        path = self.latest_checkpoint
-        if path is not None:
-            self._checkpoint.read(path)
-            self._set_due(self._step())
-        elif self._init_fn is not None:
-            self._init_fn()
-        return path

@@ -74,7 +74,7 @@ def histogram(a: Any, bins: Any = 10, range: Any = None, density: Any = None, we
 def _edges(a: DTensor, bins: Any, range: Any) -> tuple[Any, Any]:
     """Return the edges of bins, as a plain array, and the range that they divide."""
     if range is None and np.ndim(bins) == 0 and a.size:
-        range = (reduce(np.minimum, a, None).item(), reduce(np.maximum, a, None).item())
+        range = _extremes(a)
     return np.histogram_bin_edges(np.empty(0, a.dtype), bins, range), range
 
 
@@ -149,7 +149,12 @@ def _ends(x: DTensor, bins: Any, range: Any) -> Any:
         return np.empty(0, x.dtype)
     if range is not None or np.ndim(bins):
         return np.zeros(2, x.dtype)
-    return np.array([reduce(np.minimum, x, None).item(), reduce(np.maximum, x, None).item()], x.dtype)
+    return np.array(_extremes(x), x.dtype)
+
+
+def _extremes(x: DTensor) -> tuple[Any, Any]:
+    """Return the smallest and the largest element."""
+    return reduce(np.minimum, x, None).item(), reduce(np.maximum, x, None).item()
 
 
 def _widths(like: DTensor, edges: Any) -> DTensor:

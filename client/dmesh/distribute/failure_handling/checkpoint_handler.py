@@ -25,7 +25,8 @@ from dmesh.distribute.failure_handling.termination import TerminationConfig
 from dmesh.errors import BarrierError, CoordinationError, DMeshError, StrategyTypeError
 from dmesh.runtime.exits import EXIT_LOST_PEER
 from dmesh.runtime.system import shutdown_accelerator_system
-from dmesh.train.checkpoints import Checkpoint, CheckpointManager, read_values
+from dmesh.train.checkpoint_manager import CheckpointManager
+from dmesh.train.checkpoints import Checkpoint, read_values
 
 if TYPE_CHECKING:
     from dmesh.distribute.cluster_resolver.base import ClusterResolver
